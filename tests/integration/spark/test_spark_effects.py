@@ -23,6 +23,7 @@ from outbox_spark.session import SessionStarter
 from outbox_spark.streaming.directory import QueryDirectories
 from outbox_spark.streaming.lineage import fetch_history, store_begin
 from outbox_spark.streaming.pipeline import SparkPipeline
+from outbox_spark.streaming.resume import Resume, ResumeDecision, decide_resume
 from outbox_spark.writing.files import FileArea
 from outbox_spark.writing.staging import StagingArea, copy_rows
 from outbox_worker.postgres.key import ProcessorKey
@@ -203,6 +204,30 @@ def test_a_person_who_rewinds_says_where_state_is_built_from(database):
     assert decided.now.decisions > history.now.decisions
     assert decided.untouched
     assert not fetch_history(look, SOURCE, key, Checkpoint(9, 9)).untouched
+
+
+def test_a_decision_is_known_after_a_restore_that_gives_its_number_to_another_one(database, tmp_path):
+    key, look, stored = ProcessorKey("outbox", "orders"), database.direct(), Checkpoint(7, 7)
+    rewind = "SELECT outbox.rewind_processor_checkpoint('orders', 0, '7', 7, 'a test', 'a person')"
+    for _ in range(2):
+        look.execute(rewind)
+    directories = QueryDirectories(tmp_path, "orders")
+    directories.begin(fetch_history(look, SOURCE, key, stored).now, stored)
+
+    def decide() -> ResumeDecision:
+        found, history = directories.current(), fetch_history(look, SOURCE, key, stored)
+        assert found is not None
+        return decide_resume(
+            found.view(), stored, now=history.now, stateful=False, untouched=history.untouched, settled=True
+        )
+
+    assert decide().action is Resume.CONTINUE
+    look.execute("TRUNCATE outbox.recorded_acts RESTART IDENTITY")  # a dump from before the two was restored
+    assert decide().action is Resume.CONTINUE, "what is forgotten was decided before the directory was begun"
+    for number in (1, 2):
+        look.execute(rewind)
+        assert fetch_history(look, SOURCE, key, stored).now.decisions == number
+        assert decide().action is Resume.BEGIN
 
 
 def test_state_that_executor_pods_could_not_share_is_refused_with_the_remedy(notebook, database, tmp_path):

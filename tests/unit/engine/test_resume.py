@@ -43,6 +43,25 @@ def test_a_query_without_state(view, stored, action):
     assert decide(view, stored).action is action
 
 
+@pytest.mark.parametrize(
+    ("before", "since", "is_new"),
+    [
+        pytest.param((7, 100), (7, 100), False, id="the same act"),
+        pytest.param((7, 100), (8, 200), True, id="a later act"),
+        pytest.param((7, 100), (8, 50), True, id="a later act, and the clock was set back"),
+        pytest.param((7, 100), (3, 50), False, id="an older dump was restored"),
+        pytest.param((7, 100), (4, 200), True, id="and then a person decided: a number below"),
+        pytest.param((7, 100), (7, 200), True, id="the same number, another act"),
+        pytest.param((7, None), (7, 200), False, id="the directory is of a version that kept no time"),
+        pytest.param((7, 100), (0, None), False, id="the database knows no act"),
+    ],
+)
+def test_what_a_person_decided_after_a_directory_was_begun(before, since, is_new):
+    view = directory(Lineage("orders", "db-1", *before))
+    decision = decide(view, COMMITTED, now=Lineage("orders", "db-1", *since))
+    assert decision.action is (Resume.BEGIN if is_new else Resume.CONTINUE)
+
+
 def test_after_a_persons_decision_a_new_directory_goes_on_from_the_row():
     decision = decide(directory(), OLD, now=DECIDED)
     assert decision.action is Resume.BEGIN

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.key import ProcessorKey
 
 _FETCH_DECISION = sql.SQL(
-    """SELECT id, act, to_transaction_id::text AS t, to_position FROM {acts}
+    """SELECT id, act, to_transaction_id::text AS t, to_position, (extract(epoch FROM acted_at) * 1000000)::bigint
+       FROM {acts}
        WHERE processor_id = %s AND partition = %s AND act IN ('Accept', 'Rewind', 'Rebase') ORDER BY id DESC LIMIT 1"""
 )
 _FETCH_QUERY = sql.SQL(
@@ -54,12 +55,12 @@ def fetch_history(connection: Connection, source: Source, key: ProcessorKey, sto
     with translated():
         decision = connection.execute(_FETCH_DECISION.format(acts=_table(key, "recorded_acts")), who).fetchone()
         begun = connection.execute(_FETCH_QUERY.format(queries=_table(key, "spark_queries")), who).fetchone()
-    number = int(decision[0]) if decision is not None else 0
+    number, decided_at = (0, None) if decision is None else (int(decision[0]), int(decision[4]))
     untouched = begun is None or _pair(begun[1], begun[2]) == stored
     if decision is not None and decision[1] == "Rewind" and (begun is None or number > int(begun[0])):
         # A person said from where: what state there was is not the state of that pair, and a new one is built from it.
         untouched = untouched or _pair(decision[2], decision[3]) == stored
-    return QueryHistory(Lineage(key.processor_id, database, number), untouched)
+    return QueryHistory(Lineage(key.processor_id, database, number, decided_at), untouched)
 
 
 def store_begin(connection: Connection, key: ProcessorKey, lineage: Lineage, start: Checkpoint) -> None:

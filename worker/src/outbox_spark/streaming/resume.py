@@ -43,12 +43,20 @@ class Lineage:
         processor_id: whose it is.
         database: the identity of the database, a uuid that a restored copy shares.
         decisions: number of the last recorded act of a person on the checkpoint (accept, rewind); 0 for none.
+        decided_at: when that was, in microseconds since 1970 by the database's clock; None: not known, or no act. A
+            database that was restored gives the numbers of acts that it forgot to others.
 
     """
 
     processor_id: str
     database: str
     decisions: int
+    decided_at: int | None = None
+
+    def is_before(self, other: Lineage) -> bool:
+        """Was the last act of the other one decided after the last act of this one?"""
+        was, now = self.decided_at, other.decided_at
+        return self.decisions < other.decisions or (was is not None and now is not None and was < now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +175,6 @@ def _foreign(directory: DirectoryView | None, now: Lineage) -> str | None:
         return f"the query checkpoint directory is that of processor {directory.lineage.processor_id!r}"
     if directory.lineage.database != now.database:
         return "the query checkpoint directory is that of another database"
-    if directory.lineage.decisions < now.decisions:
+    if directory.lineage.is_before(now):
         return "a person decided on the checkpoint after the query checkpoint directory was begun"
     return None
