@@ -41,12 +41,14 @@ _INSPECT: Final = """
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = %s AND c.relname = %s
 """
-_KINDS: Final = {"p": "a partitioned table", "v": "a view", "m": "a materialized view", "f": "a foreign table"}
+KINDS: Final = {"p": "a partitioned table", "v": "a view", "m": "a materialized view", "f": "a foreign table"}
 
-# Columns of the key: those of INCLUDE are not sorted. NULL stands for an expression.
+# Columns of the key: those of INCLUDE are not sorted. NULL stands for an expression, and for a column in an order that
+# reading cannot use: not that of the first column, or neither ASC NULLS LAST (indoption 0) nor the reverse of it (3).
 _LIST_INDEXES: Final = """
     SELECT c.relname, x.indisvalid,
-           (SELECT array_agg(a.attname::text ORDER BY k.n)
+           (SELECT array_agg(CASE WHEN x.indoption[0] IN (0, 3) AND x.indoption[k.n::int - 1] = x.indoption[0]
+                                  THEN a.attname::text END ORDER BY k.n)
             FROM unnest(x.indkey::int2[]) WITH ORDINALITY AS k (num, n)
             LEFT JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.num
             WHERE k.n <= x.indnkeyatts)
@@ -173,8 +175,9 @@ def inspect(connection: psycopg.Connection[Any], adoption: Adoption) -> _Found:
         raise AdoptionError(f"there is no table {name}")
     oid, kind, is_partition, owned, may_create, rows, size, columns = row
     if kind != "r" or is_partition:
-        what = "a partition" if is_partition else _KINDS.get(kind, "no table")
-        raise AdoptionError(f"{name} is {what}; only an ordinary table can be adopted: adopt the table behind it")
+        what = "a partition" if is_partition else KINDS.get(kind, "no table")
+        where = "the table behind it, in its own database" if kind == "f" else "the table behind it"
+        raise AdoptionError(f"{name} is {what}; only an ordinary table can be adopted: adopt {where}")
     if not owned:
         raise AdoptionError(f"this role does not own {name}: run it as the table's owner")
     if not may_create:
@@ -248,7 +251,7 @@ def _explain(connection: psycopg.Connection[Any], adoption: Adoption, found: _Fo
 
 
 def list_indexes(connection: psycopg.Connection[Any], oid: int) -> list[list[str | None]]:
-    """Return the key's columns of each index that is sorted, valid and of the whole table; None is an expression."""
+    """Return the key's columns of each index that is sorted, valid and of the whole table; None: reading has no use."""
     return [columns for _, valid, columns in connection.execute(_LIST_INDEXES, (oid,)).fetchall() if valid]
 
 

@@ -12,6 +12,7 @@ from outbox_core.processor.claimed_batch import Action, Verdict
 from outbox_core.processor.turns import Turn
 from outbox_core.report import Lag, ResourceRef
 from outbox_core.spec import StartFrom
+from outbox_sql import runner
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
@@ -244,6 +245,15 @@ def test_a_queue_asked_for_by_another_role_of_things_is_refused(queue):
         join(queue, SETTINGS)
     with pytest.raises(ConfigurationError, match="create_queue"):
         competing.ensure_queue(queue, "outbox", "none", create=False)
+
+
+def test_the_remedy_for_a_queue_that_is_not_there_can_be_run(database):
+    connection = database.direct()
+    runner.migrate(connection, 'My "schema"')
+    with pytest.raises(ConfigurationError, match="run SELECT") as refused:
+        competing.ensure_queue(connection, 'My "schema"', "none", create=False)
+    connection.execute(str(refused.value).partition("run ")[2].partition(" as ")[0])
+    competing.ensure_queue(connection, 'My "schema"', "none", create=False)
 
 
 def test_a_queue_has_one_processor(queue):

@@ -268,6 +268,13 @@ def test_writers_are_not_queued_behind_a_long_transaction(database):
             id="an order whose indexes are not sorted",
         ),
         pytest.param(
+            "CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w;"
+            "CREATE FOREIGN TABLE public.t (x int) SERVER s",
+            Adoption("public", "t"),
+            "is a foreign table; only an ordinary table can be adopted: adopt the table behind it, in its own database",
+            id="a foreign table",
+        ),
+        pytest.param(
             "CREATE TABLE public.t (x int)",
             Adoption("public", "t", only_where_null="processed"),
             "no column processed",
@@ -292,6 +299,9 @@ def test_what_cannot_be_adopted_is_refused_with_the_remedy(database, table, adop
         pytest.param("(transaction_id, lower(x), position)", 2, id="an expression between"),
         pytest.param("(transaction_id, position, lower(x))", 1, id="an expression behind"),
         pytest.param("(transaction_id, position) INCLUDE (x)", 1, id="one that carries more"),
+        pytest.param("(transaction_id, position DESC)", 2, id="one that goes up and down"),
+        pytest.param("(transaction_id DESC, position DESC)", 1, id="one that is read backwards"),
+        pytest.param("(position NULLS FIRST)", 2, id="nulls where no order has them"),
     ],
 )
 def test_only_an_index_that_reading_can_use_is_left_as_it_is(database, index, built):

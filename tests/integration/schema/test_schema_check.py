@@ -234,8 +234,13 @@ def test_words_that_are_no_names_are_quoted(servers, version):
 
 @pytest.mark.parametrize(
     "index",
-    ["USING brin (position)", "USING hash (position)", "(transaction_id) INCLUDE (position)"],
-    ids=["ranges", "not sorted", "half of it not sorted"],
+    [
+        "USING brin (position)",
+        "USING hash (position)",
+        "(transaction_id) INCLUDE (position)",
+        "(transaction_id, position DESC)",
+    ],
+    ids=["ranges", "not sorted", "half of it not sorted", "up and down"],
 )
 def test_an_index_that_reading_cannot_use_is_none(database, index):
     database.direct().execute(
@@ -245,6 +250,18 @@ def test_an_index_that_reading_cannot_use_is_none(database, index):
 
     source = build_source(table={"schemaName": "public", "name": "t"}, cursor="Snapshot")
     assert remedies(database, source) == 2, "one for each cursor"
+
+
+def test_a_foreign_table_is_refused_without_a_remedy_that_it_has_not(database):
+    """No index can be made of it here, and its rows have the transaction ids of another server."""
+    database.direct().execute(
+        "CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w; CREATE FOREIGN TABLE public.t "
+        "(position bigint NOT NULL, transaction_id xid8 NOT NULL, message_id text, message_type text, data text) "
+        "SERVER s; GRANT SELECT ON public.t TO PUBLIC"
+    )
+    error = str(refusal(database, build_source(table={"schemaName": "public", "name": "t"})))
+    assert "it is a foreign table: name the table behind it, and the database that has it" in error
+    assert "CREATE INDEX" not in error
 
 
 @pytest.mark.parametrize("column", ["position bigint NOT NULL", "position bigint GENERATED ALWAYS AS IDENTITY"])

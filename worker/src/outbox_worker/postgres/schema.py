@@ -11,7 +11,7 @@ from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
 from outbox_core.spec import Cursor, SchemaManagement
 from outbox_sql import runner
-from outbox_sql.adopt import list_indexes
+from outbox_sql.adopt import KINDS, list_indexes
 from outbox_sql.guide import build_index, quote
 from outbox_sql.recognise import missing_indexes
 from outbox_worker.postgres.errors import translate, translated
@@ -108,6 +108,9 @@ def check_table(connection: psycopg.Connection[Any], source: Source) -> None:
             f"there is no table {table.schema}.{table.name}, or this role may not see it",
             reason=Reason.SCHEMA_MISSING,
         )
+    _, kind = fetch_kind(connection, table)
+    if kind not in ("r", "p"):
+        _refuse(table, [f"it is {KINDS[kind]}: name the table behind it, and the database that has it"])
     faults = find_faults(table, columns)
     if not faults:
         faults = _hidden_rows(connection, table)
@@ -151,11 +154,11 @@ def fetch_columns(connection: psycopg.Connection[Any], table: OutboxTable) -> di
     return {row[0]: Column(*row) for row in rows}
 
 
-def fetch_kind(connection: psycopg.Connection[Any], table: OutboxTable) -> tuple[int, bool]:
-    """Return the table's oid, and whether it is partitioned."""
+def fetch_kind(connection: psycopg.Connection[Any], table: OutboxTable) -> tuple[int, str]:
+    """Return the table's oid and its kind as the catalog writes it (`relkind`): `r` a table, `p` a partitioned one."""
     with translated():
         row = connection.execute(load("fetch_kind"), {"schema": table.schema, "table": table.name}).fetchone()
-    return (row[0], row[1]) if row is not None else (0, False)
+    return (row[0], row[1]) if row is not None else (0, "r")
 
 
 def find_faults(table: OutboxTable, columns: dict[str, Column]) -> list[str]:
@@ -216,7 +219,8 @@ def _hidden_rows(connection: psycopg.Connection[Any], table: OutboxTable) -> lis
 
 
 def _missing_indexes(connection: psycopg.Connection[Any], table: OutboxTable, needed: list[list[str]]) -> list[str]:
-    oid, partitioned = fetch_kind(connection, table)
+    oid, kind = fetch_kind(connection, table)
+    partitioned = kind == "p"
     with translated():
         missing = missing_indexes(needed, list_indexes(connection, oid))
     note = ""

@@ -29,8 +29,8 @@ WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND row_security_active(c
         AND EXISTS (SELECT 1 FROM unnest(p.polroles) AS r WHERE r = 0 OR pg_has_role(r, 'USAGE'))), false)
 
 -- name: fetch_kind
--- The table's oid, and whether it is partitioned.
-SELECT c.oid::bigint, c.relkind = 'p'
+-- The table's oid, and what it is.
+SELECT c.oid::bigint, c.relkind::text
 FROM pg_class AS c
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)s AND c.relname = %(table)s

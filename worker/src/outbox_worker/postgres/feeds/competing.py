@@ -23,6 +23,7 @@ from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.progress.snapshot import Snapshot
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import Lag, Reason, Unfinished
+from outbox_sql.guide import quote
 from outbox_worker.postgres.call import call, call_row, fetch_row, fetch_rows
 from outbox_worker.postgres.errors import translate
 from outbox_worker.postgres.feeds.next_messages import NextMessages, dispatch_positions_of
@@ -74,8 +75,8 @@ def ensure_queue(connection: psycopg.Connection[Any], schema: str, queue: str, *
         return
     if not create:
         raise ConfigurationError(
-            f"there is no queue {queue!r}: run SELECT {schema}.create_queue('{queue}') as the schema's owner, or set "
-            "source.schema: Manage",
+            f"there is no queue {queue!r}: run SELECT {quote(schema)}.create_queue('{queue}') as the schema's owner, "
+            "or set source.schema: Manage",
             reason=Reason.SCHEMA_MISSING,
         )
     call(connection, schema, "create_queue", queue=queue)

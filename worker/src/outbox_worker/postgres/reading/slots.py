@@ -48,7 +48,7 @@ def ensure_slot_index(connection: Connection, source: Source, key: PartitionKey)
     slot = table.slot(key, source.schema_name, row=None)
     # One name for each key, short enough for an identifier with every path.
     name = f"{table.name[:40]}_slots_{hashlib.sha256(slot.as_bytes(connection)).hexdigest()[:8]}"
-    _, partitioned = fetch_kind(connection, table)
+    partitioned = fetch_kind(connection, table)[1] == "p"
     statement = sql.SQL("CREATE INDEX {}{} ON {} (({}), {}, {})").format(
         sql.SQL("" if partitioned else "CONCURRENTLY "),  # PostgreSQL refuses it for a partitioned table
         sql.Identifier(name),
