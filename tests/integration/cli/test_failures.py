@@ -211,6 +211,25 @@ def test_a_list_that_is_cut_says_so(failing, call):
     assert call("held", "list", "orders", "--limit", "4")[2] == ""
 
 
+def test_a_message_that_waits_behind_another_one_is_found_by_its_id(failing, call):
+    stop(failing, 2)
+    failing.connection.execute(
+        "INSERT INTO outbox.held_messages (processor_id, partition, key, place, transaction_id, position, message_id, "
+        "blocks, behind) SELECT 'orders', 0, 'k2', n, '5', n, 'message-' || n, true, true FROM generate_series(3, 5) n"
+    )
+
+    def found(*arguments):
+        status, out, err = call("held", "list", "orders", *arguments, "-o", "json")
+        assert status == 0, err
+        return {each["messageId"]: (each["state"], each["behind"], each["nextAttemptAt"]) for each in json.loads(out)}
+
+    assert found("--message-id", "message-4") == {"message-4": ("Behind", 1, None)}
+    assert found("--message-id", "message-4", "--message-id", "message-2").keys() == {"message-2", "message-4"}
+    assert found("--message-id", "message-4", "--stopped") == {}
+    assert found("--key", "k2") == {"message-2": ("Stopped", 3, None)}
+    assert call("redrive", "orders", "--message-id", "message-4", "--reason", "x", "--yes")[0] == 3
+
+
 def test_what_is_not_said_is_refused(failing, call):
     failing.produce(1)
     assert call("redrive", "orders")[0] == 2

@@ -92,7 +92,7 @@ def list_dead(connection: Connection, context: Context) -> Exit:
 
 @against_database
 def list_held(connection: Connection, context: Context) -> Exit:
-    """List held messages that are the first of their key."""
+    """List held messages that are the first of their key, and those behind it that are named."""
     found = dead_letters.list_held(
         connection, context.subject.schema, _filter(context), limit=context.options.limit,
         stopped=context.options.stopped,
@@ -264,6 +264,12 @@ def _dead_record(dead_letter: DeadLetter, *, payload: bool) -> Record:
     return record | {"data": dead_letter.data} if payload else record
 
 
+def _state(held: HeldView) -> str:
+    if held.is_behind:
+        return "Behind"
+    return "Stopped" if held.next_attempt_at is None else "Failing" if held.attempts else "Waiting"
+
+
 def _held_record(held: HeldView) -> Record:
     return {
         "processorId": held.processor_id,
@@ -272,7 +278,7 @@ def _held_record(held: HeldView) -> Record:
         "messageId": held.message_id,
         "messageType": held.message_type,
         "pair": str(held.pair),
-        "state": "Stopped" if held.next_attempt_at is None else "Failing" if held.attempts else "Waiting",
+        "state": _state(held),
         "attempts": held.attempts,
         "deaths": held.crash_count,
         "errorClass": held.error_class,

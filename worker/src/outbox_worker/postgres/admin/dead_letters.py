@@ -69,7 +69,10 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class HeldView:
-    """One held message that nothing of its key is before; `next_attempt_at` None: it waits for a person."""
+    """One held message; `next_attempt_at` None: it waits for a person, or behind another one of its key (`is_behind`).
+
+    `behind` is the number of messages that wait behind this one.
+    """
 
     place: int
     processor_id: str
@@ -86,6 +89,7 @@ class HeldView:
     held_at: datetime
     next_attempt_at: datetime | None
     behind: int
+    is_behind: bool
 
 
 def list_dead(
@@ -111,7 +115,10 @@ def find_dead(connection: Connection, schema: str, wanted: Filter, *, limit: int
 def list_held(
     connection: Connection, schema: str, wanted: Filter, *, limit: int, stopped: bool = False
 ) -> list[HeldView]:
-    """Return held messages by processor, key or message id; `stopped`: only those that wait for a person."""
+    """Return held messages by processor, key or message id; `stopped`: only those that wait for a person.
+
+    What is behind another one of its key is found by its message id only.
+    """
     parameters = wanted.parameters | {"limit": limit, "stopped": stopped}
     rows = fetch_rows(connection, in_schema("list_held_messages", schema), parameters)
     return [HeldView(*(*row[:6], Checkpoint(int(row[6]), row[7]), *row[8:])) for row in rows]
