@@ -6,20 +6,29 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
+from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from outbox_core.processor.failing import Action, Failure, Verdict
 from outbox_core.processor.outcomes import HeldLease
-from outbox_core.progress.checkpoint import BEGINNING
+from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.report import ResourceRef
 from outbox_worker.postgres.admin import dead_letters
 from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
 from outbox_worker.postgres.progress import checkpoints
+from tests.support.large import peak_of
 
 KEY = ProcessorKey("outbox", "orders")
 HOUR = timedelta(hours=1)
+LARGE_ROWS = """
+    SELECT '700'::xid8 AS transaction_id, n::bigint AS position, n::text AS message_id, 't' AS message_type,
+           'default' AS publication_id, NULL AS partition_key, repeat('x', {size}) AS data, NULL AS metadata,
+           NULL::timestamptz AS scheduled, now() - interval '1 s' AS deliver_after, 'k' AS key
+    FROM generate_series(1, {count}) AS n ORDER BY n
+"""
+"""A range with large messages, as the reader selects it; they are delayed, and due now."""
 
 
 @pytest.fixture
@@ -71,6 +80,14 @@ def hold_rows(connection, lease, rows, verdict):
         "FROM unnest(%s::int[], %s::int[], %s::text[]) AS r (n, a, d)), %s)",
         (lease.epoch, lease.token, *map(list, zip(*rows, strict=True)), Jsonb(judged)),
     ).fetchone()
+
+
+def hold_large(connection, lease, count, size, *failed):
+    """Hold that many messages of that many bytes, as a batch of which these failed."""
+    rows = sql.SQL(LARGE_ROWS).format(count=sql.Literal(count), size=sql.Literal(size))
+    out = {each.checkpoint for each in failed}
+    excluded = [pair for n in range(1, count + 1) if (pair := Checkpoint(700, n)) not in out]
+    return holding.hold(connection, KEY, lease, rows, excluded=excluded, failed=failed)
 
 
 def take(connection, lease, limit=10):
@@ -249,3 +266,21 @@ def test_who_comes_again_did_not_die_of_a_held_message(connection, lease):
     former, lease = lease, acquire(connection)
     ownership.acquire_lease(connection, KEY, claim_uid="u1", pod="pod", token=former.token, lease=HOUR)
     assert drain(connection, lease) == [1, 2, 3]
+
+
+def test_holding_takes_no_more_memory_the_more_bytes_are_held(connection, lease):
+    """No payload of a batch of target `sql` is in the worker, so nothing bounds its bytes."""
+    assert hold_large(connection, lease, 64, 1 << 20) is None
+    order = "SELECT array_agg(position ORDER BY place), sum(length(data)) FROM outbox.held_messages"
+    assert connection.execute(order).fetchone() == ([*range(1, 65)], 64 << 20)
+    assert peak_of(connection.info.backend_pid) < 200
+
+
+def test_what_became_due_waits_behind_a_large_dead_letter_that_comes_later(connection, lease):
+    verdict = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
+    assert hold_large(connection, lease, 3, 5_000_000, Failure(Checkpoint(700, 3), verdict)) is None
+    assert take(connection, lease) == []
+    (dead,) = dead_letters.list_dead(connection, "outbox", dead_letters.Filter(), limit=10)
+    assert dead.pair.position == 3
+    assert dead_letters.drop(connection, KEY, [dead.id], reason="old", decided_by="me") == 1
+    assert drain(connection, lease) == [1, 2]

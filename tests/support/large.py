@@ -41,8 +41,13 @@ def produce(outbox: Outbox) -> list[str]:
 
 def peak(worker: Worker) -> float:
     """Megabytes that the process had in memory at most."""
-    status = Path(f"/proc/{worker.process.pid}/status").read_text()
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    most = peak_of(worker.process.pid)
+    print(f"peak of {worker.directory.name}: {most:.0f} MB")
+    return most
+
+
+def peak_of(pid: int) -> float:
+    """Megabytes that a process of this machine had in memory at most."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
-    print(f"peak of {worker.directory.name}: {int(found[1]) / 1024:.0f} MB")
     return int(found[1]) / 1024

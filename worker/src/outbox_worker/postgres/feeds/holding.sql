@@ -54,21 +54,29 @@ WHERE (b.transaction_id, b.position) NOT IN (
 
 -- name: hold_messages
 -- Keep messages of a range that are not handled, in the transaction that passes them. Their payloads never leave the
--- database. Beside the answer: how many of them the range has.
-WITH chosen AS MATERIALIZED (
-    SELECT b.*
-    FROM (SELECT r.*, row_number() OVER () AS n FROM ({rows}) AS r) AS b
-    WHERE (b.transaction_id, b.position) IN (
-        SELECT w.t, w.p FROM unnest({transaction_ids}::xid8[], {positions}::bigint[]) AS w (t, p))
-)
-SELECT {schema}.hold_messages({processor_id}, {partition}, {epoch}, {token}::uuid,
-    (SELECT coalesce(array_agg(
-        ROW(NULL, 0, c.key, NULL, 0, c.transaction_id, c.position, c.message_id, c.message_type, c.publication_id,
-            c.partition_key, c.data, c.metadata, c.scheduled, false, false, 0, 0, NULL, NULL, NULL, c.deliver_after
-        )::{schema}.held_messages ORDER BY c.n), '{{}}')
-     FROM chosen AS c),
-    {verdicts}::jsonb) AS kept,
-    (SELECT count(*) FROM chosen) AS found
+-- database. Beside the answer: how many of them the range has. The server has several copies of an array in memory, and an
+-- array has an end at 1 GB: so the function is called for each 4 MB, as in one call with what becomes a dead letter first.
+SELECT coalesce(min(h.kept), 0), coalesce(sum(h.found), 0)::bigint
+FROM (
+    SELECT {schema}.hold_messages({processor_id}, {partition}, {epoch}, {token}::uuid,
+               array_agg(ROW(NULL, 0, c.key, NULL, 0, c.transaction_id, c.position, c.message_id, c.message_type,
+                             c.publication_id, c.partition_key, c.data, c.metadata, c.scheduled, false, false, 0, 0, NULL,
+                             NULL, NULL, c.deliver_after)::{schema}.held_messages ORDER BY c.n),
+               {verdicts}::jsonb) AS kept,
+           count(*) AS found
+    FROM (SELECT b.*, (b.transaction_id, b.position) NOT IN (
+                     SELECT v.t, v.p FROM jsonb_to_recordset({verdicts}::jsonb) AS v (t xid8, p bigint, action text)
+                     WHERE v.action = 'DeadLetter') AS lives
+          FROM (SELECT r.*, row_number() OVER w AS n,
+                       sum(coalesce(octet_length(r.data), 0) + coalesce(octet_length(r.metadata), 0)) OVER w
+                           / 4000000 AS part
+                FROM ({rows}) AS r
+                WINDOW w AS (ROWS UNBOUNDED PRECEDING)) AS b
+          WHERE (b.transaction_id, b.position) IN (
+              SELECT w.t, w.p FROM unnest({transaction_ids}::xid8[], {positions}::bigint[]) AS w (t, p))) AS c
+    GROUP BY c.lives, c.part
+    ORDER BY c.lives, c.part
+) AS h
 
 -- name: take_due_messages
 -- Held messages to be tried now, or when there are some.
