@@ -85,7 +85,9 @@ class TestWhatTheNextOwnerKnows:
             second.begin_owner(start(2))
             assert second.deliver(batch(message(1)), 2) == 1, "a batch of another size"
             assert second.deliver(batch(message(2), message(3), after=Checkpoint(100, 1)), 2) == 2
-            assert topic.wait_for(3) == ids(1, 2, 3)
+            first.begin_owner(start(3, Checkpoint(100, 3)))
+            assert first.deliver(held(message(2), message(4)), 3) == 2, "one that was held and not handled"
+            assert topic.wait_for(4) == ids(1, 2, 3, 4)
 
     def test_what_the_row_has_passed_is_forgotten(self, kafka, make):
         with kafka.topic(partitions=1) as topic:

@@ -2,7 +2,8 @@
 
 There are two kinds of records for a partition of a processor: of fresh messages, and of held ones, which are published
 out of order. A fresh message is named until the row's checkpoint has passed it: the row is the authority for what was
-examined. No checkpoint tells when a held message is settled, so the latest of them are named.
+examined. No checkpoint tells when a held message is settled, so the latest of them are named; and, as an owner begins,
+the fresh ones that the row has not passed then: this owner may hold them.
 """
 
 from __future__ import annotations
@@ -153,6 +154,14 @@ class Published:
     def unstored(self, checkpoint: Checkpoint) -> dict[str, Checkpoint]:
         """Return the fresh messages that the row's checkpoint has not passed."""
         return {name: place for name, place in self.fresh.items() if not has_examined(checkpoint, place)}
+
+    def as_held(self) -> dict[str, None]:
+        """Return the names of held messages, and behind them those of fresh ones, which the next owner may hold.
+
+        It does so where a person had a message of their key tried again since: the row then passes what is not stored.
+        """
+        older = [name for name in self.held if name not in self.fresh]
+        return dict.fromkeys((*older[-MOST_HELD:], *self.fresh))
 
     def with_batch(self, batch: Batch, messages: Iterable[Message]) -> Published:
         """Return what is published once these messages of a batch are."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
@@ -129,14 +129,17 @@ class TransactionalKafkaSink(OutsideTransaction):
         """Commit the record that a former owner finds, should it make another producer."""
         if publisher.last_epoch > start.epoch:
             self._refuse_later(start, publisher.last_epoch)
+        place = str(start.checkpoint)
         published = Published() if start.is_new else publisher.published
         published.fresh = published.unstored(start.checkpoint)
-        place = str(start.checkpoint)
-        record = Record(
-            start.epoch, start.moved, place, place, tuple(published.fresh), other=published.offsets.get(True)
-        )  # fmt: skip
-        publisher.producer.begin_transaction(deadline)
-        self._commit(start, publisher, record, published, deadline)
+        records = [Record(start.epoch, start.moved, place, place, tuple(published.fresh))]
+        if published.fresh:
+            published.held = published.as_held()
+            records.insert(0, replace(records[0], names=tuple(published.held), held=True))
+        for record in records:
+            publisher.producer.begin_transaction(deadline)
+            linked = replace(record, other=published.offsets.get(not record.held))
+            self._commit(start, publisher, linked, published, deadline)
 
     def _refuse_later(self, start: OwnerStart, epoch: int) -> None:
         """Refuse to begin after a later owner, unless the lease was looked at since it was seen: epochs only rise.
