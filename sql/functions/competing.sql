@@ -263,8 +263,7 @@ BEGIN
     ), passed_over AS (
         INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
         SELECT 'Skip', p_processor_id, 0, f.t, f.p,
-               format('message %s of type %s, key %s, after %s attempts: %s: %s', f.id, f.type, coalesce(f.key, f.id), f.attempts,
-                      f.error_class, f.error),
+               skip_reason(f.id, f.type, coalesce(f.key, f.id), f.attempts, f.error_class, f.error),
                'delivery.whenExhausted'
         FROM failed f WHERE f.action = 'Skip' ORDER BY f.t, f.p
     )

@@ -44,6 +44,16 @@ AS $function$
                         AND d.key_hash = hashtextextended(wanted.k, 0) AND d.key = wanted.k AND d.blocks)
 $function$;
 
+CREATE OR REPLACE FUNCTION :"schema".skip_reason(
+    p_message_id text, p_message_type text, p_key text, p_attempts int, p_error_class text, p_error text
+) RETURNS text
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- What recorded_acts says of a message that is skipped because its attempts ran out.
+    SELECT format('message %s of type %s, key %s, after %s attempts: %s: %s', p_message_id, p_message_type, p_key,
+                  p_attempts, p_error_class, p_error)
+$function$;
+
 CREATE OR REPLACE FUNCTION :"schema".hold_messages(
     p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_rows :"schema".held_messages[],
     p_verdicts jsonb
@@ -74,8 +84,7 @@ BEGIN
     WHERE v.action = 'DeadLetter' ORDER BY r.ordinality;
     INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
     SELECT 'Skip', p_processor_id, p_partition, r.transaction_id, r.position,
-           format('message %s of type %s, key %s, after %s attempts: %s: %s', r.message_id, r.message_type,
-                  r.key, v.attempts, v.class, v.error),
+           skip_reason(r.message_id, r.message_type, r.key, v.attempts, v.class, v.error),
            'delivery.whenExhausted'
     FROM unnest(p_rows) WITH ORDINALITY AS r
     JOIN jsonb_to_recordset(p_verdicts) AS v (t xid8, p bigint, action text, attempts int, class text, error text)
@@ -281,8 +290,7 @@ BEGIN
     ), skipped AS (
         INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
         SELECT 'Skip', p_processor_id, p_partition, g.transaction_id, g.position,
-               format('message %s of type %s, key %s, after %s attempts: %s: %s', g.message_id, g.message_type, g.key,
-                      g.attempts, g.error_class, g.error),
+               skip_reason(g.message_id, g.message_type, g.key, g.attempts, g.error_class, g.error),
                'delivery.whenExhausted'
         FROM gone g WHERE g.action = 'Skip' ORDER BY g.place
     )

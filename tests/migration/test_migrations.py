@@ -30,7 +30,7 @@ CHECKSUMS = {
     5: "d2f5343a2abc13b85dfeb239debd8c02d9975c77bf71e73922b5749ed89b541d",
     6: "9f95520a4faf54614740f08f7c0e8d4594175acc16c6aad0534f02eed9a5a988",
     7: "37e30b7a87bc77de95dd5131372c45bc1304811ce4330eeb8f0b134fafb14f85",
-    8: "d9732ed45b68a5b7b0e9b54874ef6d5c35f22274f9ab653e60501cfe4dfb0fd5",
+    8: "fbcf1e129119327c6bed95229e69cc94c7fed7a22ca45618818f8b28db879389",
 }
 """Of each set of functions, by its number: a former one is never edited."""
 FUNCTIONS = """
