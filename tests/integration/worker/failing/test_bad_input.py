@@ -170,6 +170,37 @@ def test_what_a_handler_raises_ends_its_batch_and_never_the_worker(outbox, worke
     outbox.wait_handled(ids)
 
 
+FORKING_HANDLER = """
+import pathlib, signal, sys, time
+def fork(end):
+    child = os.fork()
+    if child == 0:
+        end()
+        return True
+    until = time.monotonic() + 5
+    while not (found := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
+        time.sleep(0.01)
+    if not found[0]:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    with pathlib.Path("ends").open("a") as file:
+        file.write("runs on\\n" if not found[0] else f"{os.waitstatus_to_exitcode(found[1])}\\n")
+    return False
+def handle(batch, connection):
+    if any(fork(end) for end in (lambda: None, sys.exit, lambda: sys.exit(3), lambda: 1 / 0)):
+        return
+    insert(batch, connection)
+""" + PYTHON_HANDLER.replace("def handle", "def insert")
+"""Forks children that return, leave and fail in its place, and writes down how each has ended."""
+
+
+def test_a_child_that_a_handler_forks_never_goes_on_as_the_worker(outbox, workers):
+    ids = outbox.produce(5)
+    worker = workers.start(build_config(outbox.database, PYTHON_TARGET), outbox.database.uri(), handler=FORKING_HANDLER)
+    outbox.wait_handled(ids)
+    assert (worker.directory / "ends").read_text().split() == ["0", "0", "3", "1"]
+
+
 @pytest.mark.parametrize("guarantee", ["Transactional", "AtLeastOnce"])
 @pytest.mark.parametrize("target", [PYTHON_TARGET, SQL_TARGET], ids=["python", "sql"])
 def test_one_bad_message_of_a_large_batch_is_found(outbox, workers, target, guarantee):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import traceback
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import psycopg
 from typing_extensions import override
@@ -76,8 +78,13 @@ class PythonSink:
         function = self._module.function()
         guarded = GuardedConnection(transaction.connection, transaction.mark)
         messages = _Counted(batch.messages)
+        process = os.getpid()
         try:
-            function(replace(batch, messages=messages), guarded)
+            try:
+                function(replace(batch, messages=messages), guarded)
+            finally:
+                if os.getpid() != process:
+                    _end_child(sys.exc_info()[1])
             guarded.check_after()
         except Interrupted as err:
             raise err.as_error(self._module.name, detail=describe(err, self._directory)) from err
@@ -113,6 +120,15 @@ class PythonSink:
             classes=class_names(err),
             retry_after=asked_wait(err),
         )
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    """End a process that the function forked, with the exit code that Python gives it.
+
+    It has the connections of this one: as the worker that it is a copy of, it would speak on them beside its parent.
+    """
+    code = error.code if isinstance(error, SystemExit) else error and 1
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def build(target: PythonTarget, config: ProcessorConfig, settings: Settings) -> PythonSink:
