@@ -57,7 +57,10 @@ def walk(outbox, worker, mode):
     assert "outbox dead-letters add orders --at" in worker.log()
     done = Cli(outbox.database.files().directory).run(*command_of(report.message))
     assert done.returncode == 0, done.stderr
-    worker.wait_for("the rest goes through", lambda r: r.state == "Active" and r.failures.dead_letters == 1)
+    worker.wait_for(
+        "the rest goes through",
+        lambda r: r.state == "Active" and r.failures is not None and r.failures.dead_letters == 1,
+    )
     rows = outbox.connection.execute("SELECT message_id, blocks FROM outbox.dead_letters").fetchall()
     assert rows == [("message-7", False)]
     acts = outbox.connection.execute("SELECT act, reason FROM outbox.recorded_acts ORDER BY id").fetchall()
@@ -149,7 +152,10 @@ def test_a_consumer_names_its_message_too_and_the_command_lets_it_go_on(
     assert command[:5] == ["dead-letters", "add", "orders", "--at", ":".join(place.groups())]
     done = Cli(outbox.database.files().directory).run(*command)
     assert done.returncode == 0, done.stderr
-    worker.wait_for("the rest goes through", lambda r: r.state == "Active" and r.failures.dead_letters == 1)
+    worker.wait_for(
+        "the rest goes through",
+        lambda r: r.state == "Active" and r.failures is not None and r.failures.dead_letters == 1,
+    )
     put(21, 25)
     others = sorted(f"message-{n}" for n in range(1, 26) if n != 7)
     wait_until(lambda: sorted(outbox.handled()) == others, "all others are handled, each once")

@@ -427,7 +427,10 @@ def test_a_failing_message_blocks_its_key_only_and_is_held_where_the_checkpoint_
     waiting = {f"m{n}" for failed in (2, 13, 24) for n in range(failed, 30, 5)}
     free = {f"m{n}" for n in range(30)} - waiting
     wait_until(lambda: set(apart.handled()) == free, "the other keys are projected")
-    worker.wait_for("three keys wait", lambda r: r.failures.held == len(waiting) and len(r.failures.blocked_keys) == 3)
+    worker.wait_for(
+        "three keys wait",
+        lambda r: r.failures is not None and (r.failures.held, len(r.failures.blocked_keys)) == (len(waiting), 3),
+    )
     assert has_rows(apart.outbox.connection, "outbox.held_messages", 0)
     apart.connection.execute("ALTER TABLE seen DROP CONSTRAINT refused")
     wait_until(lambda: has_seen(apart, 30), "what was held is projected")

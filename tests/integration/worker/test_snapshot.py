@@ -194,7 +194,7 @@ def test_a_failing_message_blocks_its_key_only(database, outbox, workers):
         "retry": {"maxAttempts": 1000, "initialBackoff": "50ms", "maxBackoff": "100ms"},
     }
     worker = workers.start(build_config(database, IN_ORDER, source=SNAPSHOT, delivery=delivery), database.uri())
-    worker.wait_for("its key waits", lambda report: report.failures.held == 6)
+    worker.wait_for("its key waits", lambda report: report.failures is not None and report.failures.held == 6)
     outbox.connection.execute("ALTER TABLE handled DROP CONSTRAINT refused")
 
     def names():

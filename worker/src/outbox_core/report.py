@@ -391,7 +391,8 @@ class Report(WireModel):
     last_error: str | None = None
     """The latest failure with its traceback's last lines, cut to 1,500 characters."""
     conflicts: ConflictSummary = ConflictSummary()
-    failures: FailureSummary = FailureSummary()
+    failures: FailureSummary | None = Field(None, exclude_if=not_)
+    """None: the process has not looked yet. It is left out then: a former operator reads no null here."""
     circuit: str | None = None
     """The breaker before the target: Closed, Open or HalfOpen."""
     executors: int | None = None

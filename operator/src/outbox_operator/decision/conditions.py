@@ -164,15 +164,15 @@ def _source(facts: Facts) -> Answer:
 
 def _flow(facts: Facts) -> Answer:
     """Say what failing messages keep others waiting; those that wait for a person come first."""
-    if facts.lead is None:
-        return Answer(None, Reason.NOT_OBSERVED, "no worker has looked")
-    failures = facts.lead.failures
-    dead = f"{failures.dead_letters}{' or more' if failures.at_least else ''} dead letters"
     working = (report for report in facts.observed.reports if report.state is not WorkerState.STANDBY)
     circuits = {report.circuit for report in working if report.circuit is not None}
     if "Open" in circuits:
         message = "the target fails message after message: it is spared for a while, then it is tried again"
         return Answer(False, Reason.CIRCUIT_OPEN, message)
+    failures = facts.failures
+    if failures is None:
+        return Answer(None, Reason.NOT_OBSERVED, "no worker has looked")
+    dead = f"{failures.dead_letters}{' or more' if failures.at_least else ''} dead letters"
     if failures.blocked_keys:
         keys = ", ".join(
             f"{blocked.key!r} behind {blocked.message_id!r} ({blocked.error_class or 'not tried yet'}, "

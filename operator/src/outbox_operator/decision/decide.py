@@ -133,7 +133,7 @@ def build_status(facts: Facts, result: PolicyResult, replicas: int, now: datetim
         + (Role.WORKER if observed.processor.spec.engine is Engine.WORKER else Role.DRIVER),
         applied_hash=previous.applied_hash,
         workload_hash=observed.intent_hash,
-        **merge_figures(observed, lead),
+        **merge_figures(facts),
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from outbox_core.config import Resolution
-    from outbox_core.report import ConflictSummary, RebuildView, Report
+    from outbox_core.report import ConflictSummary, FailureSummary, RebuildView, Report
     from outbox_operator.api.observed import Observed
     from outbox_operator.api.resolution import Decided
     from outbox_operator.api.status import HandOverStatus, OwnershipStatus, Phase
@@ -28,6 +28,8 @@ class Facts:
     """Why the annotation that is there decides nothing about the conflict that is open now."""
     lead: Report | None
     """The report that speaks for the processor."""
+    failures: FailureSummary | None
+    """What failing messages did, as a process has it that has looked; None: none has."""
     rebuild: RebuildView | None = None
     """How far spec.rebuildOf is."""
     waits: str = ""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from outbox_core.config import Resolution
-    from outbox_core.report import Conflict, ConflictSummary, Lag, RebuildView, Report
+    from outbox_core.report import Conflict, ConflictSummary, FailureSummary, Lag, RebuildView, Report
     from outbox_operator.api.observed import Observed
     from outbox_operator.api.resolution import Decided
 
@@ -46,6 +46,7 @@ def merge_reports(observed: Observed, now: datetime) -> Facts:
             state=OwnershipState.HANDED_OVER, holder=holder, tries=ownership.tries, last_try=hand_over.time
         )
     open_now = conflicts.open
+    lead = lead_report(observed)
     applies = resolution is not None and open_now is not None and resolution.conflict_id == open_now.id
     return Facts(
         observed=observed,
@@ -55,7 +56,8 @@ def merge_reports(observed: Observed, now: datetime) -> Facts:
         decided=decided,
         resolution=resolution if applies else None,
         decision_error=_decision_error(decided, open_now),
-        lead=lead_report(observed),
+        lead=lead,
+        failures=_find_failures(observed, lead),
         rebuild=merge_rebuild(observed),
     )
 
@@ -90,13 +92,13 @@ _ATTENTION: Final = {
 }
 
 
-def merge_figures(observed: Observed, report: Report | None) -> dict[str, Any]:
+def merge_figures(facts: Facts) -> dict[str, Any]:
     """Say which fields of status the leading report tells anew; the others keep the last known value."""
-    previous = observed.previous
+    previous, report = facts.observed.previous, facts.lead
     told: dict[str, Any] = {name: getattr(previous, name) for name in _FIGURES}
     if report is None:
         return told
-    told |= {"failures": _merge_failures(observed, report), "reported_at": report.time}
+    told |= {"failures": _merge_failures(facts), "reported_at": report.time}
     told |= {name: value for name in _AS_TOLD if (value := getattr(report, name)) is not None}
     if report.checkpoints:
         view = min(report.checkpoints, key=lambda each: parse_checkpoint(each.pair))
@@ -156,11 +158,21 @@ def merge_owner(report: Report | None) -> OwnerStatus | None:
     return OwnerStatus(pod=report.lease.pod, epoch=report.lease.epoch or 0)
 
 
-def _merge_failures(observed: Observed, report: Report) -> FailuresStatus:
-    """What failing messages did, as the leading report has it; nothing that changes with every attempt."""
-    circuits = [each.circuit for each in observed.reports if each.circuit is not None]
+def _find_failures(observed: Observed, lead: Report | None) -> FailureSummary | None:
+    """Pick what failing messages did: the leading report's, else that of another process; all count the same."""
+    told = (report.failures for report in (lead, *observed.reports) if report is not None)
+    return next((failures for failures in told if failures is not None), None)
+
+
+def _merge_failures(facts: Facts) -> FailuresStatus | None:
+    """What failing messages did, without what changes with every attempt; counts stay until a process has looked."""
+    failures = facts.observed.previous.failures
+    if facts.failures is not None:
+        failures = FailuresStatus.model_validate(facts.failures, from_attributes=True)
+    if failures is None:
+        return None
+    circuits = [each.circuit for each in facts.observed.reports if each.circuit is not None]
     circuit = next((circuit for circuit in circuits if circuit != "Closed"), circuits[0] if circuits else "")
-    failures = FailuresStatus.model_validate(report.failures, from_attributes=True)
     return failures.model_copy(update={"circuit": circuit})
 
 

@@ -52,7 +52,7 @@ def _fits_status(report: Report) -> bool:
     numbers = {*(lease.partition for lease in report.leases), *(each.partition for each in report.checkpoints)}
     return (
         all(number in _PARTITIONS for number in numbers)
-        and len(report.failures.blocked_keys) <= _LONGEST_LIST
+        and (report.failures is None or len(report.failures.blocked_keys) <= _LONGEST_LIST)
         and len(report.circuit or "") <= _LONGEST_WORD
         and _is_bounded(report.model_dump())
     )

@@ -356,6 +356,8 @@ def _bound(report: Report) -> str | None:
 def _trouble(report: Report) -> Any:
     """What failing messages did, without what changes with every attempt."""
     seen = report.failures
+    if seen is None:
+        return report.circuit
     keys = [(each.key, each.message_id, each.error_class, each.next_attempt_at is None) for each in seen.blocked_keys]
     return report.circuit, seen.dead_letters, min(seen.held, FEW), keys
 

@@ -141,7 +141,9 @@ def test_one_message_that_fails_for_ever_opens_no_breaker(failing, workers):
     failing.wait_dead(1)
     failing.wait_handled(set(range(60)) - {7})
     assert failing.dead() == [("message-7", 20, "P0042", False)]
-    consumer.wait_for("status says so", lambda r: r.failures.dead_letters == 1 and r.circuit == "Closed")
+    consumer.wait_for(
+        "status says so", lambda r: r.failures is not None and r.failures.dead_letters == 1 and r.circuit == "Closed"
+    )
 
 
 def test_a_class_that_is_never_mended_is_given_up_at_once(failing, workers):

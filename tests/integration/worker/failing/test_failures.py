@@ -56,7 +56,12 @@ def test_a_failing_message_blocks_its_key_only_and_in_order(failing, workers, ta
     failing.wait_handled(free)
     report = worker.wait_for(
         "the key is named, and nothing waits behind the checkpoints",
-        lambda r: bool(r.failures.blocked_keys) and r.failures.held == 19 and r.lag is not None and not r.lag.messages,
+        lambda r: (
+            r.failures is not None
+            and (len(r.failures.blocked_keys), r.failures.held) == (1, 19)
+            and r.lag is not None
+            and not r.lag.messages
+        ),
     )
     (blocked,) = report.failures.blocked_keys
     assert (blocked.key, blocked.message_id, blocked.dead_letter) == ("key-2", "message-7", False)
@@ -101,7 +106,9 @@ def test_nothing_is_blocked_where_the_resource_says_so(failing, workers):
     failing.produce(60)
     worker = start(failing, workers, SQL_TARGET, blocks="Nothing", retry=QUICK | {"maxAttempts": 1000})
     failing.wait_handled(set(range(60)) - {7})
-    worker.wait_for("it is seen", lambda r: (r.failures.held, r.failures.blocked_keys) == (1, []))
+    worker.wait_for(
+        "it is seen", lambda r: r.failures is not None and (r.failures.held, r.failures.blocked_keys) == (1, [])
+    )
     failing.mend()
     failing.wait_handled(set(range(60)))
     assert failing.handled()[-1] == 7
@@ -118,7 +125,10 @@ def test_whose_attempts_ran_out_becomes_a_dead_letter_and_its_key_waits(failing,
     assert failing.dead() == [("message-7", 3, "P0042", True)]
     behind = [f"message-{n}" for n in range(12, 80, KEYS)]
     wait_until(lambda: [name for name, _ in failing.held()] == behind, "the key is held behind it")
-    report = worker.wait_for("it is seen", lambda r: r.failures.dead_letters == 1 and bool(r.failures.blocked_keys))
+    report = worker.wait_for(
+        "it is seen",
+        lambda r: r.failures is not None and (r.failures.dead_letters, len(r.failures.blocked_keys)) == (1, 1),
+    )
     assert report.failures.blocked_keys[0].dead_letter
     row = failing.connection.execute("SELECT key, data, error, place FROM outbox.dead_letters").fetchone()
     assert row is not None
@@ -184,7 +194,7 @@ def test_stop_stops_the_key_until_the_worker_is_started_again(failing, workers):
     failing.wait_handled(free)
     report = worker.wait_for(
         "it waits for a person",
-        lambda r: bool(r.failures.blocked_keys) and r.failures.blocked_keys[0].next_attempt_at is None,
+        lambda r: r.failures is not None and [key.next_attempt_at for key in r.failures.blocked_keys] == [None],
     )
     assert (report.state, report.failures.blocked_keys[0].attempts) == ("Active", 3)
     failing.mend()

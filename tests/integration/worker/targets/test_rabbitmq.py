@@ -267,7 +267,9 @@ def test_a_message_that_no_queue_takes_becomes_a_dead_letter_and_the_others_arri
     }  # fmt: skip
     with rabbitmq.queue(queue_name) as client:
         worker = start(outbox, workers, rabbitmq, build_target("{partitionKey}"), delivery=delivery)
-        report = worker.wait_for("it is dead, and its key waits", lambda r: r.failures.dead_letters == 1, 40)
+        report = worker.wait_for(
+            "it is dead, and its key waits", lambda r: r.failures is not None and r.failures.dead_letters == 1, 40
+        )
         wait_until(lambda: outbox.stored() == outbox.last(), "all is passed")
         arrived = [each.message_id for each in client.drain(queue_name)]
     assert list(dict.fromkeys(arrived)) == [f"message-{n}" for n in range(50) if n % 10 != 7]

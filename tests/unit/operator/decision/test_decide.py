@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from outbox_core.report import HighWaterMark, Reason, Unfinished, WorkerState
+from outbox_core.report import FailureSummary, HighWaterMark, Reason, Unfinished, WorkerState
 from outbox_operator.api.observed import Observed, Problem
 from outbox_operator.api.reasons import ConditionType
 from outbox_operator.api.reasons import Reason as OperatorReason
@@ -316,7 +316,8 @@ def test_mode_competing_has_no_bound_that_could_stall():
     ],
 )
 def test_messages_flow_only_once_a_probe_was_handled(circuits, answer):
-    pods = [build_pod(f"orders-{n}", build_report(circuit=circuit)) for n, circuit in enumerate(circuits)]
+    reports = [build_report(circuit=circuit, failures=FailureSummary()) for circuit in circuits]
+    pods = [build_pod(f"orders-{n}", report) for n, report in enumerate(reports)]
     standby = build_pod("orders-9", build_report(WorkerState.STANDBY, circuit="Closed"))
     assert condition(decide(build_observed(*pods, standby), NOW), "MessagesFlow") == answer
 

@@ -118,6 +118,7 @@ async def test_it_is_known_whether_who_answers_has_the_key(pod: str, path: str, 
 
 WAITS = BlockedKey(key="7", message_id="m", attempts=1, error_class="ValueError", next_attempt_at=NOW)
 NEWS = [
+    pytest.param({"failures": FailureSummary()}, id="failures were looked at"),
     pytest.param({"failures": FailureSummary(dead_letters=1)}, id="a message became a dead letter"),
     pytest.param({"failures": FailureSummary(held=1, blocked_keys=[WAITS])}, id="a key waits"),
     pytest.param({"circuit": "Open"}, id="the circuit breaker opened"),

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.processor.summary import is_ready, summarize
-from outbox_core.report import CheckpointView, ConflictSummary, FailureSummary, Intent, LeaseView, Report, WorkerState
+from outbox_core.report import CheckpointView, ConflictSummary, Intent, LeaseView, Report, WorkerState
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.ownership.words import Word
 
@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 
     from outbox_core.config import ProcessorConfig
     from outbox_core.processor.state import ProcessorState
-    from outbox_core.report import HighWaterMark, Lag, PartitioningView, RebuildView, ResourceRef, Unfinished
+    from outbox_core.report import (
+        FailureSummary,
+        HighWaterMark,
+        Lag,
+        PartitioningView,
+        RebuildView,
+        ResourceRef,
+        Unfinished,
+    )
 
 _log = get_logger("outbox.worker")
 _TOLD: Final = frozenset(
@@ -162,12 +170,6 @@ class ProcessStatus:
         with self._lock:
             self._rebuild = rebuild
 
-    @property
-    def failures(self) -> FailureSummary | None:
-        """What became of messages that failed; None before the database was looked at."""
-        with self._lock:
-            return self._observed.failures
-
     def set_observed(self, **seen: object) -> None:
         """Take what the heartbeat saw; what is not named stays."""
         with self._lock:
@@ -228,7 +230,7 @@ class ProcessStatus:
                 start_from_used=self._start_from_used(),
                 last_error=self._last_error,
                 conflicts=seen.conflicts,
-                failures=seen.failures or FailureSummary(),
+                failures=seen.failures,
                 circuit=self.circuit() if self.circuit is not None else None,
                 executors=self.executors,
                 unfinished=seen.unfinished,
@@ -287,7 +289,7 @@ def format_termination(report: Report) -> str:
             "leases": [],
             "division": None,
             "message": report.message[:60],
-            "failures": report.failures.model_copy(update={"blocked_keys": []}),
+            "failures": report.failures and report.failures.model_copy(update={"blocked_keys": []}),
         }
     )
     if len(bare.model_dump_json(by_alias=True, exclude_none=True).encode()) > TERMINATION_BYTES:

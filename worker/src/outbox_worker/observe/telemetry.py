@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from outbox_core.report import FailureSummary, Report
+    from outbox_core.report import Report
     from outbox_worker.observe.status import ProcessStatus
 
     Samples: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
@@ -50,7 +50,7 @@ class StatusCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         report = self._status.report()
         yield from self._counters(report)
-        yield from _gauges(report, self._status.failures)
+        yield from _gauges(report)
         yield from _pairs(report)
         yield from _holder(report)
         yield from _leases(report)
@@ -97,9 +97,9 @@ def _fill(family: GaugeMetricFamily | CounterMetricFamily, report: Report, value
     return family
 
 
-def _gauges(report: Report, failures: FailureSummary | None) -> Iterator[Metric]:
+def _gauges(report: Report) -> Iterator[Metric]:
     """What is not known has no series: a 0 in its place would be a change."""
-    lease = report.lease
+    lease, failures = report.lease, report.failures
     values: list[tuple[str, str, float | None]] = [
         ("outbox_lag_messages", "Messages committed behind the checkpoint (at least, beyond the cap).",
          report.lag.messages if report.lag else None),

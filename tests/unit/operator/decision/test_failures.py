@@ -1,0 +1,58 @@
+"""What failing messages did is known from a worker that has looked; one that was just started says nothing of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox_core.report import BlockedKey, FailureSummary, LeaseView, Reason, Report, WorkerState
+from outbox_operator.decision.decide import Decision, decide
+from tests.unit.operator.building import NOW, build_observed, build_pod, build_report, condition
+
+KEY = BlockedKey(key="7", message_id="m", attempts=3, error_class="ValueError", dead_letter=True)
+SEEN = FailureSummary(held=3, dead_letters=2, blocked_keys=[KEY])
+
+
+def decide_after_look(*reports: Report) -> Decision:
+    """Decide what `reports` tell once status has what a worker of before saw."""
+    before = decide(build_observed(build_pod(report=build_report(failures=SEEN))), NOW).status
+    pods = [build_pod(report.pod, report) for report in reports]
+    return decide(build_observed(*pods, previous=before), NOW)
+
+
+def counts(decision: Decision) -> tuple[int, int, list[str]]:
+    failures = decision.status.failures
+    assert failures is not None
+    return failures.held, failures.dead_letters, [blocked.key for blocked in failures.blocked_keys]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [WorkerState.STARTING, WorkerState.STANDBY, WorkerState.ACTIVE, WorkerState.UNAVAILABLE],
+)
+def test_a_worker_that_has_not_looked_takes_no_failure_back(state: WorkerState):
+    fresh = Report.model_validate_json(build_report(state, Reason.STARTING, circuit="Closed").model_dump_json())
+    decision = decide_after_look(fresh)
+    assert counts(decision) == (3, 2, ["7"])
+    assert condition(decision, "MessagesFlow") == ("Unknown", "NotObserved")
+
+
+def test_one_that_has_looked_speaks_for_an_owner_that_has_not():
+    lease = LeaseView(epoch=5, pod="orders-1", held=True)
+    fresh = build_report(pod="orders-1", lease=lease)
+    old = build_report(WorkerState.STANDBY, failures=SEEN.model_copy(update={"held": 4}))
+    decision = decide_after_look(fresh, old)
+    assert counts(decision) == (4, 2, ["7"])
+    assert condition(decision, "MessagesFlow") == ("False", "KeyBlocked")
+
+
+def test_one_that_looked_and_found_none_takes_them_back():
+    decision = decide_after_look(build_report(failures=FailureSummary()))
+    assert counts(decision) == (0, 0, [])
+    assert condition(decision, "MessagesFlow") == ("True", "AsExpected")
+
+
+def test_an_open_breaker_is_told_before_the_first_look():
+    decision = decide_after_look(build_report(circuit="Open"))
+    assert decision.status.failures is not None
+    assert decision.status.failures.circuit == "Open"
+    assert condition(decision, "MessagesFlow") == ("False", "CircuitOpen")
