@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from outbox_operator.api.overlay import merge, placement_of
 from outbox_operator.cluster.drift import build_removal
 from outbox_operator.reconcile.podstate import find_problem, parse_report, view_job, view_pod
 from outbox_operator.watch.store import Store
-from tests.unit.operator.building import build_processor, build_report
+from tests.unit.operator.building import NOW, build_processor, build_report
 
 # --- overlay ----------------------------------------------------------------------------------------------------------
 
@@ -238,9 +239,31 @@ CRASHED = {"terminated": {"exitCode": 1, "message": "out of luck"}}
     ],
 )
 def test_a_pods_problem_in_its_own_words(body: dict[str, Any], notes: list[str], reason: str | None, words: str):
-    problem = find_problem(body, notes)
+    problem = find_problem(body, notes, NOW)
     assert (problem.reason if problem else None) == reason
     assert words in (problem.message if problem else "")
+
+
+def test_a_container_that_ends_again_and_again_is_crashing_between_two_ends_too():
+    """As the kubelet tells it: the first restart comes at once, each other one after a backoff."""
+
+    def tell(minutes: int, restarts: int, state: dict[str, Any], *, ready: bool = False) -> str:
+        ended = {"terminated": {"exitCode": 1, "finishedAt": (NOW - timedelta(minutes=minutes)).isoformat()}}
+        last = {"lastState": ended} if restarts else {}
+        status = {"name": "worker", "restartCount": restarts, "ready": ready, "state": state, **last}
+        problem = find_problem(pod("Running", containerStatuses=[status]), [], NOW)
+        return problem.reason if problem is not None else ""
+
+    runs: dict[str, Any] = {"running": {}}
+    ends = {"terminated": {"exitCode": 1, "finishedAt": NOW.isoformat()}}
+    waits = {"waiting": {"reason": "CrashLoopBackOff"}}
+    told = [tell(0, 0, runs), tell(0, 0, ends), tell(0, 1, runs), tell(0, 1, ends), tell(0, 1, waits)]
+    told += [tell(1, 2, runs), tell(9, 2, runs), tell(9, 2, ends), tell(5, 2, waits), tell(5, 3, runs)]
+    assert told == [""] * 4 + ["Crashing"] * 6
+    assert tell(1, 2, {"waiting": {"reason": "RunContainerError"}}) == "Crashing", "beside CrashLoopBackOff, in turns"
+    assert tell(1, 2, {"waiting": {"reason": "CreateContainerConfigError"}}) == "PodNotStarted", "says what is missing"
+    assert tell(1, 3, runs, ready=True) == "", "it works"
+    assert tell(11, 3, runs) == "", "it has run for as long as the kubelet wants to forget the ends"
 
 
 def test_the_termination_message_is_read_as_a_report():
@@ -249,7 +272,7 @@ def test_the_termination_message_is_read_as_a_report():
     ended = {"name": "worker", "state": {"terminated": {"exitCode": 10, "message": text}}}
     beside = {"name": "beside", "state": {"terminated": {"exitCode": 0}}}
     body["status"]["containerStatuses"] = [beside, ended]
-    view = view_pod(body, Role.CLAIM, report=None, reachable=False, notes=[])
+    view = view_pod(body, Role.CLAIM, report=None, reachable=False, notes=[], now=NOW)
     assert (view.exit_code, view.last_words and view.last_words.pod) == (10, "orders-0")
     assert parse_report("Segmentation fault") is None
     assert parse_report('{"half":') is None
@@ -261,7 +284,7 @@ def test_the_last_words_are_those_of_the_container_that_the_pod_is_for():
     first = {"name": "beside", "state": {}, "lastState": CRASHED}
     for name in ("worker", "driver"):
         body["status"]["containerStatuses"] = [first, {"name": name, "state": {"running": {}}}]
-        view = view_pod(body, Role.WORKER, report=None, reachable=True, notes=[])
+        view = view_pod(body, Role.WORKER, report=None, reachable=True, notes=[], now=NOW)
         assert (view.exit_code, view.last_words) == (None, None)
 
 

@@ -186,11 +186,12 @@ def _rolling_out(facts: Facts) -> PolicyResult | None:
 
 
 def _pods_missing(facts: Facts) -> PolicyResult | None:
-    observed = facts.observed
-    if facts.lead is not None:
-        return None
-    if observed.problem is not None:
+    observed, lead = facts.observed, facts.lead
+    # One that ends again and again gets no further than to say that it starts.
+    if observed.problem is not None and (lead is None or lead.state is WorkerState.STARTING):
         return PolicyResult(Phase.UNAVAILABLE, observed.problem.reason, observed.problem.message, stops_workers=False)
+    if lead is not None:
+        return None
     if unreachable := observed.unreachable_messages:
         message = describe_all_unreachable(unreachable)
         return PolicyResult(Phase.UNAVAILABLE, Reason.WORKER_UNREACHABLE, message, stops_workers=False, unknown=True)
@@ -253,7 +254,7 @@ POLICIES: Final[tuple[Callable[[Facts], PolicyResult | None], ...]] = (
     _scaled_to_zero,
     _resolving,
     _rolling_out,
-    _pods_missing,  # no process answers: the pods' own words
+    _pods_missing,  # no process answers, or none but one that starts: the pods' own words
     _worker_says,  # the process answers, and is not active
 )
 

@@ -126,7 +126,7 @@ class Observer:
         heard = self._reporters.heard(pod)
         waits = seconds_since(meta["creationTimestamp"]) > PATIENCE and is_waiting(pod)
         notes = await self._notes(meta["namespace"], meta["uid"]) if waits else []
-        view = view_pod(pod, role, report=heard.report, reachable=heard.reachable, notes=notes)
+        view = view_pod(pod, role, report=heard.report, reachable=heard.reachable, notes=notes, now=datetime.now(UTC))
         return replace(view, unreachable_message=heard.unreachable_message)
 
     def _is_foreign(self, pod: Body) -> bool:

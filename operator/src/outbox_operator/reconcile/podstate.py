@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 _OURS: Final = {WORKER_CONTAINER, DRIVER_CONTAINER}
 _NOT_MADE: Final = {"ContainerCreating", "PodInitializing"}
 _IMAGE_REASONS: Final = {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"}
+_NOT_CREATED: Final = {"CreateContainerConfigError", "CreateContainerError"}
 _MISSING: Final = re.compile(r'(secret|configmap) "([^"]+)" not found')
-
-
+FORGIVEN: Final = timedelta(minutes=10)
+"""After so long a run the kubelet forgets earlier ends (Kubernetes, Pod Lifecycle: how Pods handle problems)."""
 _YEARS: Final = range(1970, 9999)
 """Years of times that have a form in every time zone."""
 _LARGEST_FIGURE: Final = 1e12
@@ -80,7 +81,7 @@ def role_of(body: dict[str, Any]) -> Role | None:
 
 
 def view_pod(
-    body: dict[str, Any], role: Role, *, report: Report | None, reachable: bool, notes: Sequence[str]
+    body: dict[str, Any], role: Role, *, report: Report | None, reachable: bool, notes: Sequence[str], now: datetime
 ) -> PodView:
     """Build a pod's view.
 
@@ -90,6 +91,7 @@ def view_pod(
         report: the latest answer of its process.
         reachable: whether the latest question was answered.
         notes: messages of the pod's warning Events.
+        now: the time.
 
     """
     meta, status = body["metadata"], body.get("status") or {}
@@ -106,7 +108,7 @@ def view_pod(
         intent_hash=meta.get("labels", {}).get(TEMPLATE_LABEL, ""),
         decision=meta.get("labels", {}).get(DECISION_LABEL, ""),
         job=meta.get("labels", {}).get("batch.kubernetes.io/job-name", ""),
-        problem=find_problem(body, notes),
+        problem=find_problem(body, notes, now),
         report=report,
         reachable=reachable,
         last_words=parse_report(ended.get("message")) if ended else None,
@@ -115,14 +117,14 @@ def view_pod(
 
 
 def _last_end(containers: list[dict[str, Any]]) -> dict[str, Any] | None:
-    for container in containers:
-        if container.get("name") not in _OURS:
-            continue
-        for state in (container.get("state") or {}, container.get("lastState") or {}):
-            if "terminated" in state:
-                ended: dict[str, Any] = state["terminated"]
-                return ended
-    return None
+    ends = (_end_of(container) for container in containers if container.get("name") in _OURS)
+    return next((ended for ended in ends if ended is not None), None)
+
+
+def _end_of(container: dict[str, Any]) -> dict[str, Any] | None:
+    """Read how a container ended last; None when it has not."""
+    states = (container.get(name) or {} for name in ("state", "lastState"))
+    return next((state["terminated"] for state in states if "terminated" in state), None)
 
 
 def is_waiting(body: dict[str, Any]) -> bool:
@@ -136,14 +138,14 @@ def is_waiting(body: dict[str, Any]) -> bool:
     return not waiting or not waiting.isdisjoint(_NOT_MADE)
 
 
-def find_problem(body: dict[str, Any], notes: Sequence[str]) -> Problem | None:
+def find_problem(body: dict[str, Any], notes: Sequence[str], now: datetime) -> Problem | None:
     """Say why a pod does not run; None when it does, or only needs a moment."""
     status = body.get("status") or {}
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
             return Problem(Reason.UNSCHEDULABLE, f"no node takes the pod: {condition.get('message', '')}")
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        problem = _container_problem(container)
+        problem = _container_problem(container, now)
         if problem is not None:
             return problem
     if not is_waiting(body):
@@ -163,21 +165,31 @@ def _missing(kind: str, name: str) -> Problem:
     return Problem(Reason.CONFIG_MAP_MISSING, message)
 
 
-def _container_problem(container: dict[str, Any]) -> Problem | None:
+def _container_problem(container: dict[str, Any], now: datetime) -> Problem | None:
     waiting = (container.get("state") or {}).get("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     if reason in _IMAGE_REASONS:
         return Problem(Reason.IMAGE_UNAVAILABLE, f"image {container.get('image', '')!r} cannot be pulled: {message}")
-    if reason == "CrashLoopBackOff":
-        ended = (container.get("lastState") or {}).get("terminated") or {}
+    if reason in _NOT_CREATED:
+        return Problem(Reason.POD_NOT_STARTED, f"{reason}: {message}")
+    ended = _end_of(container) or {}
+    if reason == "CrashLoopBackOff" or _ends_again(container, ended, now):
         words = parse_report(ended.get("message"))
         said = words.message if words is not None else (ended.get("message") or ended.get("reason") or "")[:1000]
         name = container.get("name")
         who = "the container" if name in _OURS else f"container {name!r}"
         return Problem(Reason.CRASHING, f"{who} ended with {ended.get('exitCode')}: {said}")
-    if reason in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
-        return Problem(Reason.POD_NOT_STARTED, f"{reason}: {message}")
-    return None
+    return Problem(Reason.POD_NOT_STARTED, f"{reason}: {message}") if reason == "RunContainerError" else None
+
+
+def _ends_again(container: dict[str, Any], ended: dict[str, Any], now: datetime) -> bool:
+    """Tell whether a container that has waited in CrashLoopBackOff, and is not ready since, is expected to end again.
+
+    The first restart comes without a backoff.
+    """
+    if container.get("ready") or container.get("restartCount", 0) < 2 or not ended.get("finishedAt"):
+        return False
+    return now - datetime.fromisoformat(ended["finishedAt"]) < FORGIVEN
 
 
 def view_workload(body: dict[str, Any]) -> WorkloadView:

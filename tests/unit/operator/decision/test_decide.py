@@ -95,6 +95,15 @@ CASES = [
         id="a pod cannot start: its own words",
     ),
     pytest.param(
+        build_observed(
+            build_pod(report=build_report(WorkerState.STARTING), ready=False, problem=Problem("Crashing", "ended"))
+        ),
+        "Unavailable",
+        ("False", "Crashing"),
+        1,
+        id="a process that ends again and again is heard while it starts",
+    ),
+    pytest.param(
         build_observed(replace(ACTIVE, intent_hash="old")), "Starting", ("False", "RollingOut"), 1, id="a rollout"
     ),
     pytest.param(
