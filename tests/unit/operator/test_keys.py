@@ -66,7 +66,7 @@ def test_pods_that_answer_have_the_key_and_no_other_pod_has(processor: Any):
     (container,) = template["containers"]
     assert {"name": KEY_VOLUME, "mountPath": "/etc/outbox/key", "readOnly": True} in container["volumeMounts"]
     assert {"name": "OUTBOX_METRICS_TOKEN_SHA256", "value": "5e884898"} in container["env"]
-    others = [build_job(processor, IMAGES, "try", Role.CLAIM), *build_release(processor, IMAGES)]
+    others = [build_job(processor, IMAGES, "try", Role.CLAIM), build_release(processor, IMAGES)]
     others += [each for each in build_owned(processor, IMAGES, 1, None, ()) if each["kind"] == "ConfigMap"]
     assert KEY_VOLUME not in json.dumps(others)
 

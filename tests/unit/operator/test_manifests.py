@@ -51,7 +51,7 @@ PROCESSORS = [
 def pods_of(processor: Any) -> list[dict[str, Any]]:
     workload = build_workload(processor, IMAGES, 1)
     job = build_job(processor, IMAGES, "try", Role.CLAIM)
-    release, _ = build_release(processor, IMAGES)
+    release = build_release(processor, IMAGES)
     pods = [manifest["spec"]["template"]["spec"] for manifest in (workload, job, release)]
     if processor.spec.spark is not None:
         (config_map,) = [m for m in build_owned(processor, IMAGES, 1, None, ()) if m["kind"] == "ConfigMap"]
@@ -270,12 +270,20 @@ def test_names_fit_and_differ(length: int):
 
 
 def test_the_release_job_ends_by_itself_and_carries_no_work():
-    job, config_map = build_release(build_processor(**SPARK), IMAGES)
+    job = build_release(build_processor(**SPARK), IMAGES)
     assert job["spec"]["suspend"], "until no pod of the resource may run any more"
     assert job["spec"]["activeDeadlineSeconds"] == 30
     assert job["spec"]["ttlSecondsAfterFinished"] == 10
     assert "ownerReferences" not in job["metadata"]
-    assert json.loads(config_map["data"]["processor.json"]).get("spark") is None
+    template = job["spec"]["template"]
+    (volume,) = [each for each in template["spec"]["volumes"] if each["name"] == "config"]
+    carried = {
+        "path": "processor.json",
+        "fieldRef": {"fieldPath": "metadata.annotations['outbox-operator.dev/config']"},
+    }
+    assert volume == {"name": "config", "downwardAPI": {"items": [carried]}}
+    config = json.loads(template["metadata"]["annotations"]["outbox-operator.dev/config"])
+    assert (config["processorId"], config.get("spark")) == ("orders", None)
 
 
 def test_a_job_runs_where_the_workers_run():

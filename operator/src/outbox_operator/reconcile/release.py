@@ -29,13 +29,15 @@ from outbox_operator.rendering.manifests import JOB_SECONDS, build_release
 from outbox_operator.watch.store import key_of
 
 if TYPE_CHECKING:
-    from outbox_operator.api.resources import Parse, Processor
+    from outbox_operator.api.resources import Parse
     from outbox_operator.cluster.kube import Kube, Where
     from outbox_operator.settings import Images
     from outbox_operator.watch.store import Body, Store
 
 DRAIN_SECONDS: Final = 60.0
 """How long beyond their grace period pods may take to be gone until the log names them."""
+AGAIN: Final = 5.0
+"""Seconds before a call that failed is made again."""
 AT_ONCE: Final = 10
 """Jobs that run at the same time, and deletions whose pods are told: a namespace with hundreds of resources may go."""
 _NOT_OURS: Final = (OwnershipState.REFUSED, OwnershipState.HANDED_OVER)
@@ -87,29 +89,22 @@ class Releaser:
         try:
             await (self._begin(body) if body["kind"] == KIND else self._finish(body))
         except (KubeError, ValidationError, NotAllowedError) as err:
-            # The namespace is going too, or the spec is none to make pods of: the claim was vacated, or is swept.
-            log.info("no release job runs", extra={"processor": key_of(body)[1], "error": str(err)[:300]})
+            said = {"processor": key_of(body)[1], "error": str(err)[:300]}
+            if body["kind"] == KIND and (not isinstance(err, KubeError) or err.refused):
+                # The namespace is going too, or the spec is none to make pods of: the claim was vacated, or is swept.
+                log.info("no release job runs", extra=said)
+                return
+            log.warning("a release failed and is tried again", extra=said)
+            await asyncio.sleep(AGAIN)
+            self._waiting.put_nowait(body)
 
     async def _begin(self, body: Body) -> None:
         """Make the job, and tell the pods."""
         processor = self._parse(body)
         key, pods = self._images.keys.of(processor.uid), self._pods(body, processor.uid)
         async with self._slots:
-            await asyncio.gather(tell_intent(pods, Intent.RELEASE_CLAIM, key), self._make_job(processor))
-
-    async def _make_job(self, processor: Processor) -> None:
-        manifest, config_map = build_release(processor, self._images)
-        job = await self._kube.create(manifest)
-        if job is None:
-            return
-        owner = {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "name": job["metadata"]["name"],
-            "uid": job["metadata"]["uid"],
-        }
-        meta = {**config_map["metadata"], "ownerReferences": [owner]}
-        await self._kube.create({**config_map, "metadata": meta})
+            job = build_release(processor, self._images)
+            await asyncio.gather(tell_intent(pods, Intent.RELEASE_CLAIM, key), self._kube.create(job))
 
     async def _finish(self, job: Body) -> None:
         """Let the job run once no pod may run any more, however long that takes; nothing else waits for it."""

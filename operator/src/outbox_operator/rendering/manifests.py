@@ -233,44 +233,35 @@ def build_key(processor: Processor, keys: Keys) -> dict[str, Any]:
 def build_job(processor: Processor, images: Images, name: str, role: Role) -> dict[str, Any]:
     """Build a short-lived job that tries the claim or gives it away."""
     arguments = ["--try-claim"] if role is Role.CLAIM else ["--hand-over", hand_over_target(processor)]
-    return _job(processor, images, name, role, arguments, config_name(processor.name), owned=True)
+    return _job(processor, images, name, role, arguments)
 
 
-def build_release(processor: Processor, images: Images) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Build the job that gives up the claim of a deleted resource, suspended, and its ConfigMap.
+def build_release(processor: Processor, images: Images) -> dict[str, Any]:
+    """Build the job that gives up the claim of a deleted resource, suspended.
 
-    Nothing owns the job, for its resource is gone; it ends by itself and is swept by its time to live. The ConfigMap
-    gets the job as its owner once that has a uid.
+    Nothing owns the job, for its resource is gone; it ends by itself and is swept by its time to live. It carries its
+    configuration: an operator that ends between two objects would leave the job without the other one.
     """
     name = child_name(processor.name, f"release-{processor.uid[:5]}")
     config = build_config(processor, images).model_copy(update={"spark": None, "target": None})
-    config_map = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": name, "namespace": processor.namespace},
-        "data": {CONFIG_KEY: format_config(config)},
-    }
-    job = _job(processor, images, name, Role.RELEASE, ["--release-claim"], name, owned=False)
+    job = _job(processor, images, name, Role.RELEASE, ["--release-claim"], format_config(config))
+    job["metadata"].pop("ownerReferences")
     job["metadata"]["annotations"] = {RELEASED_ANNOTATION: processor.uid}
-    job["spec"]["suspend"] = True
-    return job, config_map
+    job["spec"] |= {"suspend": True, "ttlSecondsAfterFinished": 10}
+    return job
 
 
 def _job(
-    processor: Processor, images: Images, name: str, role: Role, arguments: list[str], config: str, *, owned: bool
+    processor: Processor, images: Images, name: str, role: Role, arguments: list[str], config: str | None = None
 ) -> dict[str, Any]:
-    meta = build_meta(processor, name)
-    if not owned:
-        meta.pop("ownerReferences")
-    meta["labels"] = labels_of(processor.name, role)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": meta,
+        "metadata": {**build_meta(processor, name), "labels": labels_of(processor.name, role)},
         "spec": {
             "backoffLimit": 0,
             "activeDeadlineSeconds": JOB_SECONDS[role],
-            "ttlSecondsAfterFinished": 300 if owned else 10,
+            "ttlSecondsAfterFinished": 300,
             "template": build_job_pod(processor, images, role, arguments, config),
         },
     }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.config import CONFIG_PATH, CONNECTIONS_PATH, HANDLER_PATH, KEY_PATH
 from outbox_core.report import STATUS_PORT, TERMINATION_LOG
-from outbox_operator.api.naming import config_name, driver_name, labels_of, selector_of
+from outbox_operator.api.naming import CONFIG_ANNOTATION, config_name, driver_name, labels_of, selector_of
 from outbox_operator.api.observed import Role
 from outbox_operator.api.overlay import merge, placement_of
 
@@ -253,15 +253,27 @@ def build_driver_pod(processor: Processor, images: Images) -> dict[str, Any]:
 
 
 def build_job_pod(
-    processor: Processor, images: Images, role: Role, arguments: list[str], config: str
+    processor: Processor, images: Images, role: Role, arguments: list[str], config: str | None
 ) -> dict[str, Any]:
-    """Build the pod of a short-lived job of the worker image; also for a Spark processor."""
+    """Build the pod of a short-lived job of the worker image; also for a Spark processor.
+
+    Args:
+        processor: the resource.
+        images: for what names none.
+        role: what the job is for.
+        arguments: of the worker.
+        config: processor.json, which the pod carries itself; None: that of the resource's ConfigMap.
+
+    """
     volumes, mounts = _mounts(processor, handler=False)
-    volumes[0] = {"name": "config", "configMap": {"name": config}}
     image = processor.spec.worker.image or images.worker
     container = _container(WORKER_CONTAINER, image, mounts, DEFAULT_RESOURCES[Role.CLAIM])
     container["args"] = arguments
     template = build_pod(processor, container, volumes, role)
+    if config is not None:
+        carried = {"path": CONFIG_KEY, "fieldRef": {"fieldPath": f"metadata.annotations['{CONFIG_ANNOTATION}']"}}
+        volumes[0] = {"name": "config", "downwardAPI": {"items": [carried]}}
+        template["metadata"]["annotations"] = {CONFIG_ANNOTATION: config}
     template["spec"] |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": 5}
     spark = processor.spec.spark
     overlay = spark.driver.pod_template if spark is not None else processor.spec.worker.pod_template

@@ -145,6 +145,63 @@ async def test_a_pod_on_a_lost_node_holds_up_no_other_deletion(bench: Bench):
     assert await bench.ran(1, within=3) == ["bills-release-uid-o"]
 
 
+@pytest.mark.parametrize("call", ["create", "patch"])
+@pytest.mark.parametrize("status", [0, 500])
+async def test_a_call_that_fails_is_made_again(bench: Bench, monkeypatch: pytest.MonkeyPatch, call: str, status: int):
+    monkeypatch.setattr(release, "AGAIN", 0.2)
+    failed: list[object] = []
+
+    async def fail(*arguments: object) -> None:
+        failed.append(arguments)
+        raise KubeError(status, "InternalError", "the API server is restarted")
+
+    monkeypatch.setattr(bench.server, call, fail)
+    bench.delete(GRANTED)
+    assert await bench.ran(1, within=0.3) == []
+    assert failed
+    monkeypatch.undo()
+    assert await bench.ran(2, within=1) == ["orders-release-uid-o"], "once"
+
+
+async def test_a_job_that_may_not_run_yet_is_let_run_once_it_may(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(release, "AGAIN", 0.2)
+
+    async def refuse(*_: object) -> None:
+        raise KubeError(403, "Forbidden", "no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.server, "patch", refuse)
+        bench.delete(GRANTED)
+        assert await bench.ran(1, within=0.3) == []
+    assert await bench.ran(1, within=1) == ["orders-release-uid-o"]
+
+
+async def test_an_operator_that_ends_after_any_call_leaves_all_that_the_job_mounts(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    create = bench.server.create
+
+    async def end_after(manifest: Body) -> Body | None:
+        made = await create(manifest)
+        bench.stop()
+        await asyncio.sleep(0)
+        return made
+
+    monkeypatch.setattr(bench.server, "create", end_after)
+    bench.delete(GRANTED)
+    assert await bench.ran(1, within=0.2) == []
+    bench.start()
+    assert await bench.ran(1, within=1) == ["orders-release-uid-o"]
+    (job,) = (body for body in bench.server.bodies.values() if body["kind"] == "Job")
+    mounted = [volume["configMap"]["name"] for volume in volumes_of(job) if "configMap" in volume]
+    assert [name for name in mounted if f"ConfigMap {name}" not in bench.server.bodies] == []
+
+
+def volumes_of(job: Body) -> list[dict[str, Any]]:
+    volumes: list[dict[str, Any]] = job["spec"]["template"]["spec"]["volumes"]
+    return volumes
+
+
 async def test_what_the_api_server_refuses_ends_no_other_work(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     async def refuse(*_: object) -> None:
         raise KubeError(403, "Forbidden", "the namespace is being terminated")
