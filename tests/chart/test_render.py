@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -20,14 +21,17 @@ from tests.chart.chart import (
     ROOT,
     Values,
     environment,
+    helm,
     of_kind,
     render,
     template,
     the,
+    with_images,
 )
 
 POLICIES = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", *POLICIES}
+ROLE = f"{NAMESPACE}:{FULL_NAME}:spark-driver"
 CRD = "outboxprocessors.outbox-operator.dev"
 
 every_case = pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX)
@@ -274,3 +278,30 @@ def test_the_charts_deployment_says_what_its_operator_serves(values: Values, wat
     (found,) = parse_operators([deployment | {"status": {"readyReplicas": 2}}])
     assert (found.namespace, found.name) == (deployment["metadata"]["namespace"], deployment["metadata"]["name"])
     assert (found.watched, found.ready) == (watched, 2)
+
+
+@pytest.mark.parametrize(
+    ("release", "named"),
+    [
+        ("shop.outbox", "shop-outbox-outbox-operator"),
+        ("2nd", "r2nd-outbox-operator"),
+        ("2.outbox-operator", "r2-outbox-operator"),
+        ("a" * 53, "a" * 47),
+        (f"{'a' * 46}.b", "a" * 46),
+    ],
+)
+def test_names_are_dns_labels_whatever_the_releases_is(release: str, named: str):
+    """Helm takes names with dots and a leading digit; a Service's is a label that begins with a letter (RFC 1035)."""
+    done = helm("template", release, str(CHART), "--kube-version", "1.34.4", values=with_images({}))
+    assert done.returncode == 0, done.stderr
+    manifests = [manifest for manifest in yaml.load_all(done.stdout, yaml.CSafeLoader) if manifest]
+    assert the(manifests, "Deployment")["metadata"]["name"] == named
+    service = the(manifests, "Service")["metadata"]["name"]
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", service)
+
+
+def test_the_role_of_spark_drivers_stays_where_they_do():
+    """Else drivers that run on after `helm uninstall` could make no executor any more."""
+    cases: tuple[Values, ...] = ({}, MATRIX["CRD not kept"])
+    notes = [the(render(values), "ClusterRole", ROLE)["metadata"].get("annotations") for values in cases]
+    assert notes == [{"helm.sh/resource-policy": "keep"}, None]

@@ -2,18 +2,15 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* Name of every namespaced object. Cut so that a pod's name and a Lease's still fit. */}}
+{{/*
+Name of every namespaced object: a DNS label that begins with a letter, as a Service's must; a release's name may have
+dots and begin with a digit. Cut so that a pod's name and a Lease's still fit.
+*/}}
 {{- define "outbox-operator.fullname" -}}
-{{- if .Values.fullnameOverride }}
-{{- .Values.fullnameOverride | trunc 47 | trimSuffix "-" }}
-{{- else }}
 {{- $name := default .Chart.Name .Values.nameOverride }}
-{{- if contains $name .Release.Name }}
-{{- .Release.Name | trunc 47 | trimSuffix "-" }}
-{{- else }}
-{{- printf "%s-%s" .Release.Name $name | trunc 47 | trimSuffix "-" }}
-{{- end }}
-{{- end }}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) }}
+{{- $label := default $full .Values.fullnameOverride | replace "." "-" }}
+{{- regexReplaceAll "^[0-9]" $label "r${0}" | trunc 47 | trimSuffix "-" }}
 {{- end }}
 
 {{/* Name of a cluster-scoped object. The colon keeps release and namespace apart, so that two releases never share one. */}}
