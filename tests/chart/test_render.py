@@ -11,6 +11,7 @@ import yaml
 
 from outbox_cli.cluster.serving import SELECTOR, parse_operators
 from outbox_operator.api.admission import build_policies
+from outbox_operator.settings import read_settings
 from tests.chart.chart import (
     CHART,
     DIGEST,
@@ -236,6 +237,14 @@ def test_policies_are_bound_to_what_is_served_unless_anything_is_allowed():
     assert not any(of_kind(lax, kind) for kind in POLICIES)
     told = [environment(manifests)["OUTBOX_UNRESTRICTED_POD_TEMPLATES"] for manifests in (render({}), lax)]
     assert told == ["false", "true"]
+
+
+@pytest.mark.parametrize(("user", "told"), [(1_000_680_000, "1000680000"), (None, ""), (65532, "65532")])
+def test_the_operator_is_told_which_user_pods_have(user: int | None, told: str):
+    values: Values = {"podTemplates": {"runAsUser": user}}
+    assert environment(render(values))["OUTBOX_RUN_AS_USER"] == told
+    settings = read_settings([], {"OUTBOX_RUN_AS_USER": told})
+    assert settings.images.user == user
 
 
 def test_the_operator_is_told_how_many_processors_an_upgrade_replaces_at_a_time():

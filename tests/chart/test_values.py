@@ -55,6 +55,8 @@ REFUSED = [
     pytest.param({"networkPolicy": {"namespaces": ["Shop"]}}, "/networkPolicy/namespaces/0", id="a policy nowhere"),
     pytest.param({"networkPolicy": {"apiServerPorts": []}}, "/networkPolicy/apiServerPorts", id="no way to the API"),
     pytest.param({"extraEnv": [{"value": "x"}]}, "/extraEnv/0", id="a variable without a name"),
+    pytest.param({"extraEnv": [{"name": "POD_NAME", "value": "x"}]}, "/extraEnv/0/name", id="a variable of ours"),
+    pytest.param({"podTemplates": {"runAsUser": 0}}, "/podTemplates/runAsUser", id="root"),
     pytest.param({"podLabels": {"a": 1}}, "/podLabels/a", id="a label that is a number"),
     pytest.param({"podLabels": {"app.kubernetes.io/name": "x"}}, "app.kubernetes.io/name", id="a label of the chart's"),
     pytest.param(
@@ -176,6 +178,13 @@ def test_schema_knows_every_value():
 def test_the_labels_that_are_refused_are_the_charts_own():
     own = {*the(render({}), "Deployment")["metadata"]["labels"]}
     assert {*SCHEMA["$defs"]["labels"]["propertyNames"]["not"]["enum"]} == own
+
+
+def test_the_variables_that_are_refused_are_the_charts_own():
+    """Of two of a name Kubernetes takes the last, and server-side apply refuses the Deployment."""
+    container = the(render(MATRIX["everything watched"]), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    refused = SCHEMA["properties"]["extraEnv"]["items"]["properties"]["name"]["not"]["enum"]
+    assert {*refused} == {each["name"] for each in container["env"]}
 
 
 def test_every_object_of_ours_is_closed():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Images:
-    """What the installation gives to resources: default images, the drivers' role, keys, budgets, runbook."""
+    """What the installation gives to resources: default images, the drivers' role, keys, budgets, uid, runbook."""
 
     worker: str = "localhost/outbox-worker:dev"
     spark: str = "localhost/outbox-spark:dev"
@@ -24,6 +24,8 @@ class Images:
     keys: Keys = field(default_factory=Keys)
     budgets: bool = True
     """Whether workers of several replicas get a PodDisruptionBudget."""
+    user: int | None = 65532
+    """Uid, gid and fsGroup of all pods; None: the cluster assigns them."""
     runbook: str = "docs/runbook.md"
     """Where the sections are that messages of conditions link to."""
 
@@ -105,6 +107,12 @@ def _build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         default=env("OUTBOX_WORKER_BUDGETS", "true") == "false",
         help="make no PodDisruptionBudgets: of two about one pod Kubernetes evicts it for neither",
     )
+    parser.add_argument(
+        "--run-as-user",
+        type=lambda text: int(text) if text else None,
+        default=env("OUTBOX_RUN_AS_USER", str(Images.user)),
+        help="uid, gid and fsGroup of the pods of processors; empty: none is set, for OpenShift assigns them",
+    )
     parser.add_argument("--lease-name", default=env("OUTBOX_LEASE_NAME", "outbox-operator"))
     parser.add_argument("--key-secret", default=env("OUTBOX_KEY_SECRET", "outbox-operator-key"))
     parser.add_argument("--metrics-secret", default=env("OUTBOX_METRICS_SECRET", "outbox-operator-metrics-token"))
@@ -151,6 +159,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
             spark=flags.spark_image,
             driver_role=flags.spark_driver_role,
             budgets=not flags.no_worker_budgets,
+            user=flags.run_as_user,
             runbook=flags.runbook_url,
         ),
         lease_namespace=flags.lease_namespace,

@@ -18,8 +18,10 @@ from outbox_operator.decision.ownership import claim_job_name
 from outbox_operator.rendering.manifests import (
     build_config,
     build_job,
+    build_origin,
     build_owned,
     build_release,
+    build_template,
     build_workload,
     format_config,
 )
@@ -48,13 +50,13 @@ PROCESSORS = [
 ]
 
 
-def pods_of(processor: Any) -> list[dict[str, Any]]:
-    workload = build_workload(processor, IMAGES, 1)
-    job = build_job(processor, IMAGES, "try", Role.CLAIM)
-    release = build_release(processor, IMAGES)
+def pods_of(processor: Any, images: Images = IMAGES) -> list[dict[str, Any]]:
+    workload = build_workload(processor, images, 1)
+    job = build_job(processor, images, "try", Role.CLAIM)
+    release = build_release(processor, images)
     pods = [manifest["spec"]["template"]["spec"] for manifest in (workload, job, release)]
     if processor.spec.spark is not None:
-        (config_map,) = [m for m in build_owned(processor, IMAGES, 1, None, ()) if m["kind"] == "ConfigMap"]
+        (config_map,) = [m for m in build_owned(processor, images, 1, None, ()) if m["kind"] == "ConfigMap"]
         pods.append(yaml.safe_load(config_map["data"]["executor.yaml"])["spec"])
     return pods
 
@@ -257,6 +259,17 @@ def test_a_query_checkpoint_is_on_a_volume_by_whole_names_of_its_path(mount: str
     bare["spark"] = {"volumes": volumes, "queryCheckpointPath": path}
     pod = build_workload(build_processor(**bare), IMAGES, 1)["spec"]["template"]["spec"]
     assert ("query-checkpoint" not in [volume["name"] for volume in pod["volumes"]]) is held
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_where_the_cluster_assigns_users_no_pod_names_one(processor: Any):
+    """As OpenShift does: its SCC `restricted-v2` refuses a pod with a user outside of its namespace's range."""
+    unset = replace(IMAGES, user=None)
+    for pod in pods_of(processor, unset):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert not {"runAsUser", "runAsGroup", "fsGroup"} & set(pod["securityContext"])
+    asked, named = (build_origin(processor, each, build_template(processor, each)) for each in (unset, IMAGES))
+    assert (asked.spec, asked.installation == named.installation) == (named.spec, False), "the pods are replaced"
 
 
 @pytest.mark.parametrize("length", [1, 20, 44, 45, 46, 52])

@@ -87,7 +87,7 @@ def build_template(processor: Processor, images: Images) -> dict[str, Any]:
     template = build(processor, images)
     # Without defaults: a field that a later version adds replaces no pod.
     config = build_config(processor, images).model_dump(mode="json", exclude={"generation"}, exclude_defaults=True)
-    extra = build_executor_template(processor, processor.spec.spark) if processor.spec.spark is not None else ""
+    extra = build_executor_template(processor, processor.spec.spark, images) if processor.spec.spark is not None else ""
     template["metadata"]["labels"][TEMPLATE_LABEL] = hash_of([template, config, extra])
     return template
 
@@ -105,7 +105,7 @@ def build_origin(processor: Processor, images: Images, template: dict[str, Any])
     worker.pop("replicas", None)
     keys = images.keys
     secret = keys.secret_name(processor.name, processor.uid)
-    came = [RENDERING, image_of(template), secret, keys.metrics_hash, processor.cluster]
+    came = [RENDERING, image_of(template), secret, keys.metrics_hash, processor.cluster, images.user]
     return Origin(processor.generation, hash_of([spec, worker]), hash_of(came))
 
 
@@ -115,7 +115,7 @@ def build_config_map(
     """Build the ConfigMap that the pods mount."""
     data = {CONFIG_KEY: format_config(build_config(processor, images, resolution, sweep_uids))}
     if processor.spec.spark is not None:
-        data[EXECUTOR_KEY] = build_executor_template(processor, processor.spec.spark)
+        data[EXECUTOR_KEY] = build_executor_template(processor, processor.spec.spark, images)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

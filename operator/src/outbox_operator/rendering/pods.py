@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from outbox_operator.api.resources import Processor, ResourceRequirements
     from outbox_operator.settings import Images
 
-USER: Final = 65532
 CONFIG_KEY: Final = CONFIG_PATH.name
 EXECUTOR_KEY: Final = "executor.yaml"
 EXECUTOR_PATH: Final = f"/etc/outbox/spark/{EXECUTOR_KEY}"
@@ -41,13 +40,12 @@ DEFAULT_RESOURCES: Final[dict[Role, dict[str, Any]]] = {
 }
 
 
-def pod_security() -> dict[str, Any]:
-    """Build the pod's security context."""
+def pod_security(user: int | None) -> dict[str, Any]:
+    """Build the pod's security context; without a `user` the cluster assigns one."""
+    ids = {} if user is None else dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), user)
     return {
         "runAsNonRoot": True,
-        "runAsUser": USER,
-        "runAsGroup": USER,
-        "fsGroup": USER,
+        **ids,
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
@@ -145,7 +143,7 @@ def _resources(asked: ResourceRequirements | None, role: Role) -> dict[str, Any]
 
 
 def build_pod(
-    processor: Processor, container: dict[str, Any], volumes: list[dict[str, Any]], role: Role
+    processor: Processor, images: Images, container: dict[str, Any], volumes: list[dict[str, Any]], role: Role
 ) -> dict[str, Any]:
     """Build what all pods have."""
     return {
@@ -153,7 +151,7 @@ def build_pod(
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": pod_security(),
+            "securityContext": pod_security(images.user),
             "containers": [container],
             "volumes": volumes,
         },
@@ -183,7 +181,7 @@ def build_worker_pod(processor: Processor, images: Images) -> dict[str, Any]:
     )
     container |= {"ports": [{"name": "http", "containerPort": STATUS_PORT}], **_probes(patience=6)}
     container["env"].append({"name": "OUTBOX_GRACE_SECONDS", "value": str(worker.termination_grace_period_seconds)})
-    template = _with_key(build_pod(processor, container, volumes, Role.WORKER), processor, images.keys)
+    template = _with_key(build_pod(processor, images, container, volumes, Role.WORKER), processor, images.keys)
     template["spec"] |= {
         "terminationGracePeriodSeconds": worker.termination_grace_period_seconds,
         "topologySpreadConstraints": _spread(selector_of(processor.name, Role.WORKER)),
@@ -243,7 +241,7 @@ def build_driver_pod(processor: Processor, images: Images) -> dict[str, Any]:
         ],
         **_probes(patience=12),
     }
-    template = _with_key(build_pod(processor, container, volumes, Role.DRIVER), processor, images.keys)
+    template = _with_key(build_pod(processor, images, container, volumes, Role.DRIVER), processor, images.keys)
     template["spec"] |= {
         "serviceAccountName": driver_name(processor.name),
         "automountServiceAccountToken": True,
@@ -269,7 +267,7 @@ def build_job_pod(
     image = processor.spec.worker.image or images.worker
     container = _container(WORKER_CONTAINER, image, mounts, DEFAULT_RESOURCES[Role.CLAIM])
     container["args"] = arguments
-    template = build_pod(processor, container, volumes, role)
+    template = build_pod(processor, images, container, volumes, role)
     if config is not None:
         carried = {"path": CONFIG_KEY, "fieldRef": {"fieldPath": f"metadata.annotations['{CONFIG_ANNOTATION}']"}}
         volumes[0] = {"name": "config", "downwardAPI": {"items": [carried]}}

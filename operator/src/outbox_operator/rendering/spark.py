@@ -74,7 +74,7 @@ def build_plan(processor: Processor, spark: Spark, images: Images) -> SparkPlan:
     return spark.plan().model_copy(update={"config": {**defaults, **asked, **shape, **labels}})
 
 
-def build_executor_template(processor: Processor, spark: Spark) -> str:
+def build_executor_template(processor: Processor, spark: Spark, images: Images) -> str:
     """Build the pod template file that the driver makes executors from."""
     volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {}}]
     mounts: list[dict[str, Any]] = [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108
@@ -89,7 +89,7 @@ def build_executor_template(processor: Processor, spark: Spark) -> str:
         volumes.append({"name": volume.name, "persistentVolumeClaim": {"claimName": volume.claim_name}})
         mounts.append({"name": volume.name, "mountPath": volume.mount_path})
     container = {"name": EXECUTOR_CONTAINER, "securityContext": container_security(), "volumeMounts": mounts}
-    template = {"apiVersion": "v1", "kind": "Pod", **build_pod(processor, container, volumes, Role.EXECUTOR)}
+    template = {"apiVersion": "v1", "kind": "Pod", **build_pod(processor, images, container, volumes, Role.EXECUTOR)}
     template["spec"] |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": 20}
     text: str = yaml.safe_dump(merge(template, spark.executor.pod_template or {}), sort_keys=True)
     return text
