@@ -90,6 +90,11 @@ def release(kubectl: Kubectl, place: Place, kept_crd: list[str], alone: None) ->
     run = Helm(kubectl, place.release)
     yield run
     run("uninstall", "--ignore-not-found", "--wait", "--timeout", "60s")
+    kubectl.must("delete", "clusterrole", _driver_role(place), "--ignore-not-found")
+
+
+def _driver_role(place: Place) -> str:
+    return f"{place.release}:{FULL_NAME}:spark-driver"
 
 
 def _values(place: Place, **more: Any) -> Values:
@@ -206,6 +211,7 @@ def _uninstalled(release: Helm, kubectl: Kubectl, place: Place, worker: str) -> 
     assert _deployment(kubectl, place) is None
     assert kubectl.items("role,rolebinding", "--namespace", served) == []
     assert kubectl.get("crd", CRD) is not None
+    assert kubectl.get("clusterrole", _driver_role(place)) is not None, "drivers go on too"
     assert kubectl.get("outboxprocessor", "orders", "--namespace", served)["spec"]["target"] == {
         "log": {"payload": False}
     }
