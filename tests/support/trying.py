@@ -30,7 +30,7 @@ _MARK = "OUTBOX_TRY_TEST"
 
 def _hear_signals() -> None:
     """Undo what a program inherits where the tests run under nohup, or in the background of a shell."""
-    for number in (signal.SIGHUP, signal.SIGINT):
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
 
 

@@ -146,11 +146,14 @@ def test_each_printed_line_does_what_it_says_and_the_ledger_explains_it(trials):
         ["sh", "-c", f"exec {sleeping}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as held:
         here = len(trial.said)
-        trial.wait_for(r"^orders-totals must wait for session \d+ .*'psql'.*; to end it: ", after=here)
-        held.terminate()
+        remedy = trial.wait_for(
+            r"^orders-totals must wait for session \d+ .*'psql'.*; to end it: .*(SELECT .*)$", after=here
+        )[1]
+        assert trial.psql(remedy) == "t"
+        assert held.wait(20) != 0, "its session is ended"
 
     trial.send(signal.SIGINT)
-    assert trial.end() == 0, trial.said
+    assert trial.end(15) == 0, "what a decision passed over is not waited for"
     counted = ledger(trial)
     for name in ("orders-loyalty", "orders-parcels"):
         assert counted[name][0] == counted[name][1], trial.said
@@ -449,7 +452,7 @@ def test_ended_while_it_copies_its_data_it_leaves_nothing(trials, tmp_path, numb
     slow = tmp_path / "cp"
     slow.write_text(
         f'#!/bin/sh\nfor target; do :; done\n'
-        f'while :; do n=$((n + 1)); touch "$target/$n" {began}; done\n'
+        f'while :; do n=$((n + 1)); touch "$target/$n" {began}; sleep 0.01; done\n'
     )  # fmt: skip
     slow.chmod(0o755)
     trial = trials()

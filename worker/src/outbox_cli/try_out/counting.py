@@ -34,17 +34,25 @@ SELECT code, expected_transaction_id::text || ':' || expected_position,
 FROM outbox.processor_conflicts WHERE processor_id = %s AND needs_person AND resolved_at IS NULL ORDER BY id LIMIT 1
 """
 _MISSING: Final = """
-SELECT 1 FROM outbox.messages m WHERE NOT EXISTS (SELECT FROM {} l WHERE l.message_id = m.message_id) LIMIT 1
+SELECT m.transaction_id::text, m.position FROM outbox.messages m
+WHERE NOT EXISTS (SELECT FROM {} l WHERE l.message_id = m.message_id)
 """
 
 
 def is_all_handled(connection: Connection, workers: Sequence[Worker]) -> bool:
-    """Say whether every message has a line of every processor that can still go on."""
+    """Say whether every processor that can still go on has a line of every message that no decision passed over."""
     return not any(
-        connection.execute(sql.SQL(_MISSING).format(_table(processor))).fetchone()
+        _waits_for_one(connection, processor)
         for processor in _processors(workers)
         if _stopped(connection, processor) is None
     )
+
+
+def _waits_for_one(connection: Connection, processor: Processor) -> bool:
+    # A checkpoint without pairs that was moved may have passed over anything, or nothing: each message is waited for.
+    decided = Reasons(tuple(move for move in _moves(connection, processor) if move is not None))
+    missing = connection.execute(sql.SQL(_MISSING).format(_table(processor)))
+    return any(not decided.skips((int(transaction_id), position)) for transaction_id, position in missing)
 
 
 def count(connection: Connection, committed: Path, workers: Sequence[Worker]) -> list[Account]:
