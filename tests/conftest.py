@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.support.servers import postgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("tests", deadline=None)
@@ -78,6 +80,24 @@ def rank(item: pytest.Item) -> int:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let `make test-all` ask for everything."""
     parser.addoption("--nightly", action="store_true", help="also the tests that only `make test-all` runs")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for no garbage among what tests are made of: it stays to the end, and each process looked many times."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """For those marked `calm`, read only files that have the word: the others are most of what collecting costs."""
+    if config.getoption("markexpr") != "calm" or not collection_path.name.startswith("test_"):
+        return None
+    return None if "calm" in collection_path.read_text() else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

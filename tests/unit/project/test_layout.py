@@ -70,3 +70,10 @@ def test_no_folder_has_more_than_fifteen_modules(top: str) -> None:
 def test_no_module_has_more_than_five_hundred_lines(top: str) -> None:
     lines = {path: len(path.read_text().splitlines()) for path in (ROOT / top).rglob("*.py")}
     assert {str(path.relative_to(ROOT)): count for path, count in lines.items() if count > 500} == {}
+
+
+def test_the_mark_calm_is_named_where_the_marked_tests_are() -> None:
+    """The pass of those tests reads only files that have the word (`tests/conftest.py`); the other leaves them out."""
+    named = [path.name for path in (ROOT / "tests").rglob("*.py") if "mark" + ".calm" in path.read_text()]
+    assert named
+    assert [name for name in named if not name.startswith("test_")] == []
