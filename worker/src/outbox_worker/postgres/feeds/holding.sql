@@ -66,12 +66,10 @@ FROM (
            count(*) AS found
     FROM (SELECT b.*, (b.transaction_id, b.position) NOT IN (
                      SELECT v.t, v.p FROM jsonb_to_recordset({verdicts}::jsonb) AS v (t xid8, p bigint, action text)
-                     WHERE v.action = 'DeadLetter') AS lives
-          FROM (SELECT r.*, row_number() OVER w AS n,
-                       sum(coalesce(octet_length(r.data), 0) + coalesce(octet_length(r.metadata), 0)) OVER w
-                           / 4000000 AS part
-                FROM ({rows}) AS r
-                WINDOW w AS (ROWS UNBOUNDED PRECEDING)) AS b
+                     WHERE v.action = 'DeadLetter') AS lives,
+                 sum(coalesce(octet_length(b.data), 0) + coalesce(octet_length(b.metadata), 0))
+                     OVER (ORDER BY b.n ROWS UNBOUNDED PRECEDING) / 4000000 AS part
+          FROM (SELECT r.*, row_number() OVER () AS n FROM ({rows}) AS r) AS b
           WHERE (b.transaction_id, b.position) IN (
               SELECT w.t, w.p FROM unnest({transaction_ids}::xid8[], {positions}::bigint[]) AS w (t, p))) AS c
     GROUP BY c.lives, c.part
