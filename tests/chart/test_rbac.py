@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from outbox_operator import handlers
-from outbox_operator.api import admission, resources
+from outbox_operator.api import admission
 from outbox_operator.cluster import kube
 from outbox_operator.watch import store
 from tests.chart.chart import FULL_NAME, MATRIX, NAMESPACE, SERVED, Manifest, Values, environment, of_kind, render, the
@@ -112,10 +111,7 @@ def test_the_table_and_the_forbidden_calls_do_not_meet():
 
 def test_the_table_is_about_the_kinds_that_the_operator_talks_to():
     """`kube.py` is its only way to the API server, and refuses kinds that it has no path for."""
-    kinds = set()
-    for prefix, plural in kube._PATHS.values():
-        group = prefix.split("/")[1] if prefix.startswith("apis/") else ""
-        kinds.add((group, plural))
+    kinds = {(group, plural) for group, _, plural in kube.RESOURCES.values()}
     ours = {(call.group, call.resource) for call in served_calls(DRIVER_ROLE) | leader_calls(FULL_NAME)}
     named_elsewhere = {
         ("rbac.authorization.k8s.io", "clusterroles"),
@@ -131,9 +127,8 @@ def _resources_with(*verbs: str) -> set[str]:
 
 
 def test_what_is_watched_and_what_is_applied_is_the_operators_own_list():
-    plurals = {kind: plural for kind, (_, plural) in kube._PATHS.items()}
+    plurals = {kind: plural for kind, (*_, plural) in kube.RESOURCES.items()}
     assert _resources_with("list", "watch") == {plurals[kind] for kind in store.WATCHED_KINDS}
-    assert {*handlers.SOURCES, resources.KIND} == {*store.WATCHED_KINDS}
     assert _resources_with("get", "create", "patch", "delete") == {plurals[kind] for kind in store.OWNED_KINDS}
 
 

@@ -7,38 +7,25 @@ list of its own, of whole objects: they are slimmed at once, and what is known a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import kopf
 from typing_extensions import override
 
 from outbox_operator.api.naming import SELECTOR
-from outbox_operator.api.resources import GROUP, KIND, PLURAL, VERSION
-from outbox_operator.cluster.kube import PAGE
-from outbox_operator.watch.store import slim
+from outbox_operator.api.resources import KIND
+from outbox_operator.cluster.kube import PAGE, RESOURCES
+from outbox_operator.watch.store import WATCHED_KINDS, slim
 
 if TYPE_CHECKING:
     from outbox_operator.reconcile.controller import Controller
-
-SOURCES: Final = {
-    "Deployment": ("apps", "v1", "deployments"),
-    "ReplicaSet": ("apps", "v1", "replicasets"),
-    "StatefulSet": ("apps", "v1", "statefulsets"),
-    "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
-    "ConfigMap": ("", "v1", "configmaps"),
-    "Service": ("", "v1", "services"),
-    "ServiceAccount": ("", "v1", "serviceaccounts"),
-    "RoleBinding": ("rbac.authorization.k8s.io", "v1", "rolebindings"),
-    "Job": ("batch", "v1", "jobs"),
-    "Pod": ("", "v1", "pods"),
-}
 
 
 def build_registry(controller: Controller) -> kopf.OperatorRegistry:
     """Register the informers."""
     registry = kopf.OperatorRegistry()
-    for kind, place in {KIND: (GROUP, VERSION, PLURAL), **SOURCES}.items():
-        _register(registry, controller, kind, place)
+    for kind in WATCHED_KINDS:
+        _register(registry, controller, kind, RESOURCES[kind])
 
     @kopf.on.login(registry=registry)
     def login(**kwargs: Any) -> Any:
@@ -83,6 +70,7 @@ def build_settings() -> kopf.OperatorSettings:
     settings.persistence.diffbase_storage = NothingToCompare()
     settings.networking.request_timeout = 30
     settings.process.ultimate_exiting_timeout = 20
-    for group, version, plural in SOURCES.values():
-        settings.watching.label_selectors[group, version, plural] = SELECTOR
+    for kind in WATCHED_KINDS:
+        if kind != KIND:
+            settings.watching.label_selectors[RESOURCES[kind]] = SELECTOR
     return settings

@@ -28,22 +28,23 @@ PARALLEL_CALLS: Final = 24
 PAGE: Final = 250
 TIMEOUT: Final = aiohttp.ClientTimeout(total=20, connect=5)
 
-_PATHS: Final = {
-    "Pod": ("api/v1", "pods"),
-    "Secret": ("api/v1", "secrets"),
-    "Service": ("api/v1", "services"),
-    "ConfigMap": ("api/v1", "configmaps"),
-    "ServiceAccount": ("api/v1", "serviceaccounts"),
-    "Event": ("api/v1", "events"),
-    "Deployment": ("apis/apps/v1", "deployments"),
-    "ReplicaSet": ("apis/apps/v1", "replicasets"),
-    "StatefulSet": ("apis/apps/v1", "statefulsets"),
-    "Job": ("apis/batch/v1", "jobs"),
-    "PodDisruptionBudget": ("apis/policy/v1", "poddisruptionbudgets"),
-    "RoleBinding": ("apis/rbac.authorization.k8s.io/v1", "rolebindings"),
-    "Lease": ("apis/coordination.k8s.io/v1", "leases"),
-    KIND: (f"apis/{GROUP}/{VERSION}", PLURAL),
+RESOURCES: Final = {
+    "Pod": ("", "v1", "pods"),
+    "Secret": ("", "v1", "secrets"),
+    "Service": ("", "v1", "services"),
+    "ConfigMap": ("", "v1", "configmaps"),
+    "ServiceAccount": ("", "v1", "serviceaccounts"),
+    "Event": ("", "v1", "events"),
+    "Deployment": ("apps", "v1", "deployments"),
+    "ReplicaSet": ("apps", "v1", "replicasets"),
+    "StatefulSet": ("apps", "v1", "statefulsets"),
+    "Job": ("batch", "v1", "jobs"),
+    "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
+    "RoleBinding": ("rbac.authorization.k8s.io", "v1", "rolebindings"),
+    "Lease": ("coordination.k8s.io", "v1", "leases"),
+    KIND: (GROUP, VERSION, PLURAL),
 }
+"""API group (empty: the core), version and plural of each kind that is asked for."""
 
 _METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
@@ -109,7 +110,8 @@ class Where:
         for part in (self.namespace, self.name):
             if part and not _NAME.fullmatch(part):
                 raise KubeError(0, "InvalidName", f"{part[:60]!r} is no name of a Kubernetes object")
-        prefix, plural = _PATHS[self.kind]
+        group, version, plural = RESOURCES[self.kind]
+        prefix = f"apis/{group}/{version}" if group else f"api/{version}"
         place = f"{prefix}/namespaces/{self.namespace}" if self.namespace else prefix
         return "/".join(part for part in (place, plural, self.name, subresource) if part)
 

@@ -94,26 +94,37 @@ def _probes(*, patience: int) -> dict[str, Any]:
 
 
 def _mounts(processor: Processor, *, handler: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Build volumes and mounts of configuration, connections, handler and scratch space."""
+    """Build volumes and mounts of the configuration, and, with a `handler`, of all that the user's code needs."""
     secrets = {"source": processor.spec.source.connection.secret_ref.name}
     target = processor.spec.target
     if target is not None and target.connection is not None:
         secrets["target"] = target.connection.secret_ref.name
-    volumes: list[dict[str, Any]] = [
-        {"name": "config", "configMap": {"name": config_name(processor.name)}},
-        {"name": "tmp", "emptyDir": {}},
-    ]
-    mounts: list[dict[str, Any]] = [
-        {"name": "config", "mountPath": str(CONFIG_PATH), "subPath": CONFIG_KEY, "readOnly": True},
-        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
-    ]
+    volumes, mounts = build_mounts(processor, secrets) if handler else build_connections(secrets)
+    volumes.insert(0, {"name": "config", "configMap": {"name": config_name(processor.name)}})
+    mounts.insert(0, {"name": "config", "mountPath": str(CONFIG_PATH), "subPath": CONFIG_KEY, "readOnly": True})
+    return volumes, mounts
+
+
+def build_mounts(processor: Processor, secrets: dict[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Build volumes and mounts of connections, scratch space, the user's Python files and what Spark's pods share."""
+    volumes, mounts = build_connections(secrets)
+    config_map, spark = handler_config_map(processor), processor.spec.spark
+    if config_map is not None:
+        volumes.append({"name": "handler", "configMap": {"name": config_map}})
+        mounts.append({"name": "handler", "mountPath": str(HANDLER_PATH), "readOnly": True})
+    for volume in spark.volumes if spark is not None else ():
+        volumes.append({"name": volume.name, "persistentVolumeClaim": {"claimName": volume.claim_name}})
+        mounts.append({"name": volume.name, "mountPath": volume.mount_path})
+    return volumes, mounts
+
+
+def build_connections(secrets: dict[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Build volumes and mounts of scratch space and of the Secret of each connection."""
+    volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {}}]
+    mounts: list[dict[str, Any]] = [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108
     for role, secret in secrets.items():
         volumes.append({"name": f"{role}-connection", "secret": {"secretName": secret, "defaultMode": 0o440}})
         mounts.append({"name": f"{role}-connection", "mountPath": str(CONNECTIONS_PATH / role), "readOnly": True})
-    config_map = handler_config_map(processor)
-    if handler and config_map is not None:
-        volumes.append({"name": "handler", "configMap": {"name": config_map}})
-        mounts.append({"name": "handler", "mountPath": str(HANDLER_PATH), "readOnly": True})
     return volumes, mounts
 
 
@@ -223,8 +234,6 @@ def build_driver_pod(processor: Processor, images: Images) -> dict[str, Any]:
         raise ValueError("engine Spark without spark")
     volumes, mounts = _mounts(processor, handler=True)
     mounts.append({"name": "config", "mountPath": EXECUTOR_PATH, "subPath": EXECUTOR_KEY, "readOnly": True})
-    mounts += [{"name": v.name, "mountPath": v.mount_path} for v in spark.volumes]
-    volumes += [{"name": v.name, "persistentVolumeClaim": {"claimName": v.claim_name}} for v in spark.volumes]
     if not spark.shares(spark.query_checkpoint_path):
         # The database is the authority: a lost query checkpoint costs a plan, not a message.
         volumes.append({"name": "query-checkpoint", "emptyDir": {}})

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from outbox_core.config import CONNECTIONS_PATH, HANDLER_PATH
 from outbox_operator.api.naming import build_meta, child_name, driver_name, labels_of, selector_of
 from outbox_operator.api.observed import Role
 from outbox_operator.api.overlay import merge
@@ -21,9 +20,9 @@ from outbox_operator.rendering.pods import (
     EXECUTOR_CONTAINER,
     EXECUTOR_PATH,
     UI_PORT,
+    build_mounts,
     build_pod,
     container_security,
-    handler_config_map,
 )
 
 if TYPE_CHECKING:
@@ -76,18 +75,7 @@ def build_plan(processor: Processor, spark: Spark, images: Images) -> SparkPlan:
 
 def build_executor_template(processor: Processor, spark: Spark, images: Images) -> str:
     """Build the pod template file that the driver makes executors from."""
-    volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {}}]
-    mounts: list[dict[str, Any]] = [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108
-    secret = processor.spec.source.connection.secret_ref.name
-    volumes.append({"name": "source-connection", "secret": {"secretName": secret, "defaultMode": 0o440}})
-    mounts.append({"name": "source-connection", "mountPath": str(CONNECTIONS_PATH / "source"), "readOnly": True})
-    config_map = handler_config_map(processor)
-    if config_map is not None:
-        volumes.append({"name": "handler", "configMap": {"name": config_map}})
-        mounts.append({"name": "handler", "mountPath": str(HANDLER_PATH), "readOnly": True})
-    for volume in spark.volumes:
-        volumes.append({"name": volume.name, "persistentVolumeClaim": {"claimName": volume.claim_name}})
-        mounts.append({"name": volume.name, "mountPath": volume.mount_path})
+    volumes, mounts = build_mounts(processor, {"source": processor.spec.source.connection.secret_ref.name})
     container = {"name": EXECUTOR_CONTAINER, "securityContext": container_security(), "volumeMounts": mounts}
     template = {"apiVersion": "v1", "kind": "Pod", **build_pod(processor, images, container, volumes, Role.EXECUTOR)}
     template["spec"] |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": 20}
