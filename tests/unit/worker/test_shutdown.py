@@ -18,7 +18,7 @@ shutdown, ends = Shutdown(Waker(), 30.0), []
 
 def handle():
     # Nothing of it is bytecode: the alarm comes while it computes, and nobody asks for it before it sleeps.
-    deque(map(operator.call, [partial(sum, range(20_000_000)), partial(time.sleep, 20)]), maxlen=0)
+    deque(map(operator.call, [partial(sum, range(5_000_000)), partial(time.sleep, 20)]), maxlen=0)
 
 def handle_stubbornly():
     try:

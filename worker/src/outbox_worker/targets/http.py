@@ -217,7 +217,7 @@ class HttpSink(OutsideTransaction):
             try:
                 return self._ask_once(connection, headers, body)
             except ConnectionError:
-                if is_new:
+                if is_new or attempt.stopped:
                     raise
                 connection.close()
 
