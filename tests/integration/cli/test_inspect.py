@@ -131,8 +131,8 @@ def test_stall_looks_into_each_table_that_a_processor_reads(cli, shop, tmp_path)
     table = {"schemaName": "public", "name": "legacy", "columns": columns}
     source = {"connection": {"secretRef": {"name": "db"}}, "table": table}
     mappings.note(shop.connection, shop.key, shop.resource.uid, Source.model_validate(source))
-    with shop.database.direct(autocommit=False) as stranger:
-        stranger.execute("SELECT pg_current_xact_id()")
+    with shop.database.direct(autocommit=False) as other:
+        other.execute("SELECT pg_current_xact_id()")
         assert cli.json("stall", "--check")["messagesWait"] is False
         shop.connection.execute("INSERT INTO public.legacy (type) VALUES ('OrderPlaced')")
         assert cli.json("stall", "--check", status=4)["messagesWait"] is True
@@ -143,9 +143,9 @@ def test_stall_looks_into_each_table_that_a_processor_reads(cli, shop, tmp_path)
 
 
 def test_stall_names_a_prepared_transaction(cli, shop):
-    stranger = shop.database.direct(autocommit=False)
-    stranger.execute("SELECT pg_current_xact_id()")
-    stranger.execute("PREPARE TRANSACTION 'it''s mine'")
+    other = shop.database.direct(autocommit=False)
+    other.execute("SELECT pg_current_xact_id()")
+    other.execute("PREPARE TRANSACTION 'it''s mine'")
 
     found = cli.json("stall")
     text = cli.run("stall").stdout

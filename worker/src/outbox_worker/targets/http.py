@@ -235,7 +235,7 @@ class HttpSink(OutsideTransaction):
         with connection.getresponse() as answer:
             with contextlib.suppress(OSError, HTTPException):  # the status says it: repeated, it would be taken twice
                 content = answer.read(65_536)
-            if unsent or not answer.isclosed():  # there is more: what nobody reads would be taken for the next answer
+            if unsent or not answer.isclosed():  # there is more: unread, it would be taken for the next answer
                 connection.close()
         if unsent and answer.status < 400:
             raise unsent
