@@ -36,12 +36,13 @@ IDLE_TIMEOUT: Final = "30s"
 """Frozen between two statements, a run must not keep its locks, nor others from migrating."""
 DEADLINE_SECONDS: Final = 60.0
 
-FUNCTIONS_VERSION: Final = 8
+FUNCTIONS_VERSION: Final = 9
 """Rises with every change of a text in `functions/` (tests/migration compares the checksum)."""
 
-_FORMER: Final = {"0001_pre_baseline": "0017_pre_ownership", "0002_pre_since_0017": "0027_pre_delayed_batches"}
-"""A database that recorded the migration of a former version on the right has what the one on the left makes."""
-_FORMER_FIRST: Final = "0001_pre_tables"
+_FIRST: Final = "0001_pre_schema"
+_FORMER_FIRST: Final = frozenset({"0001_pre_tables", "0001_pre_baseline"})
+_FORMER_LAST: Final = "0006_pre_waiting_messages"
+"""A database that a former version made, and that recorded this one, has what the first migration makes."""
 
 _NAME: Final = re.compile(r"\d{4}_(pre|post)_[a-z0-9_]+\.sql")
 _VARIABLE: Final = re.compile(r""":(?:"schema"|'schema')""")
@@ -154,11 +155,11 @@ def pending(applied: dict[str, str], phases: Iterable[Phase], migrations: Iterab
 
 
 def _refuse_too_old(applied: dict[str, str], migration: Migration) -> None:
-    needed = _FORMER["0001_pre_baseline"]
-    if migration.name == "0001_pre_baseline" and _FORMER_FIRST in applied and needed not in applied:
+    if migration.name == _FIRST and _FORMER_FIRST & applied.keys() and _FORMER_LAST not in applied:
+        reached = max(name for name in applied if not name.startswith(_FUNCTIONS))
         raise MigrationError(
-            f"this schema has the migrations of a former version up to {max(applied)}, and this version upgrades from "
-            f"{needed} or later: first run `outbox migrate` of a version that ships {needed}, then this one"
+            f"this schema has the migrations of a former version up to {reached}, and this version upgrades from "
+            f"{_FORMER_LAST}: first run `outbox migrate` of a version that ships {_FORMER_LAST}, then this one"
         )
 
 
@@ -218,7 +219,7 @@ def _apply(connection: psycopg.Connection[Any], schema: str, migration: Migratio
     applied = fetch_applied(connection, schema)
     if not pending(applied, (migration.phase,), (migration,)):
         return False
-    if _FORMER.get(migration.name) not in applied:
+    if migration.name != _FIRST or _FORMER_LAST not in applied:
         # SQL functions call each other: their bodies are checked when they are called, not in the order of the files.
         connection.execute("SET LOCAL check_function_bodies = off")
         connection.execute(render(migration.text, schema))

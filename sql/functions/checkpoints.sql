@@ -34,7 +34,7 @@ AS $function$
 -- The tamper check: one row if the checkpoint was changed or deleted without our functions, with the pair that they had
 -- stored (null: the whole row was written by hand) and the one that is there (null: none). It finds mistakes, not forgery: the
 -- shadow is in the row, and a role that may write the row can write the shadow too. A first row inserted by hand passes.
--- VOLATILE for its snapshot's sake: see rewrite_checkpoints.
+-- VOLATILE: it sees what was committed until it is called, also where the statement that calls it began before.
 SELECT c.kept_transaction_id, c.kept_position, c.last_processed_transaction_id, c.last_processed_position
 FROM kept_checkpoints k
 LEFT JOIN processor_checkpoints c ON c.processor_id = k.processor_id AND c.partition = k.partition
@@ -309,12 +309,4 @@ BEGIN
     PERFORM keep_checkpoint(p_processor_id, NULL);
     RETURN true;
 END
-$function$;
-
-CREATE OR REPLACE FUNCTION :"schema".rewrite_checkpoints(p_bytes bigint) RETURNS boolean
-LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
-AS $function$
--- Does nothing. Workers of former versions call it every ten seconds. It emptied the table and wrote the latest rows anew: a
--- pg_dump that took its snapshot before and its lock after that dumped no checkpoint.
-SELECT false
 $function$;

@@ -23,14 +23,7 @@ SHIPPED = runner.load_migrations()
 NAMES = [migration.name for migration in SHIPPED if migration.phase is Phase.PRE]
 SET = SHIPPED[-1]
 CHECKSUMS = {
-    1: "3a376a5a998112111e2f7569d916b969a2348ce27705f12094b441528b1f9103",
-    2: "4540aee858df18774eb3e1aec03fdc876a490905b80b1f92fd9932779ee73a64",
-    3: "877b7184333057200f50f0f0760457f60db9986c7c011fc8654aafcaff9d1e92",
-    4: "4923af763e0b2f351986d5355d04f67956d33846ea4f48c733c1974eb2ce866b",
-    5: "d2f5343a2abc13b85dfeb239debd8c02d9975c77bf71e73922b5749ed89b541d",
-    6: "9f95520a4faf54614740f08f7c0e8d4594175acc16c6aad0534f02eed9a5a988",
-    7: "37e30b7a87bc77de95dd5131372c45bc1304811ce4330eeb8f0b134fafb14f85",
-    8: "fbcf1e129119327c6bed95229e69cc94c7fed7a22ca45618818f8b28db879389",
+    9: "c796612467c51da675fdc5d269832e6b5a97034e7bfdcc036c2db7b834ba1d77",
 }
 """Of each set of functions, by its number: a former one is never edited."""
 FUNCTIONS = """
@@ -181,13 +174,21 @@ def test_post_runs_only_when_asked_for(empty_database):
 def test_what_only_former_workers_called_is_there_until_post(database):
     connection = database.direct()
     before = connection.execute(FUNCTIONS).fetchall()
-    former = ("take_batch", "defer_message", "promote_delayed", "set_aside", "fail_held_message", "try_parts")
+    former = (
+        "take_batch",
+        "defer_message",
+        "promote_delayed",
+        "set_aside",
+        "fail_held_message",
+        "try_parts",
+        "rewrite_checkpoints",
+    )
     for name in former:
         connection.execute(f"CREATE FUNCTION outbox.{name}(text, int) RETURNS int LANGUAGE sql AS 'SELECT 1'")
 
     assert runner.migrate(connection, "outbox") == ()
     assert len(connection.execute(FUNCTIONS).fetchall()) == len(before) + len(former)
-    assert runner.migrate(connection, "outbox", phases=tuple(Phase)) == ("0005_post_former_functions",)
+    assert runner.migrate(connection, "outbox", phases=tuple(Phase)) == ("0002_post_former_functions",)
     assert connection.execute(FUNCTIONS).fetchall() == before
 
 
@@ -324,19 +325,6 @@ class TestFunctions:
         assert rows.fetchone() == (True,)
 
 
-SINCE_0017 = """
-    DROP TABLE outbox.processor_words, outbox.processor_mappings, outbox.server_runs, outbox.emptyings;
-    DROP INDEX outbox.competing_retries_untried;
-    DROP TRIGGER forget_emptying ON outbox.competing_batches;
-    DROP FUNCTION outbox.forget_emptying, outbox.may_empty, outbox.take_waiting, outbox.server_run;
-    ALTER TABLE outbox.competing_batches DROP failed;
-    DROP INDEX outbox.queue_jobs_delayed_deliver_after_idx1;
-    DROP INDEX outbox.queue_jobs_delayed_deliver_after_idx2;
-    DROP INDEX outbox.held_messages_due, outbox.dead_letters_by_message;
-    CREATE INDEX held_messages_due ON outbox.held_messages (processor_id, partition, next_attempt_at) WHERE NOT behind;
-"""
-
-
 class TestASchemaOfFormerVersions:
     def record(self, connection, *names):
         """Make the list say that a former version made this schema."""
@@ -347,7 +335,7 @@ class TestASchemaOfFormerVersions:
     def test_that_is_complete_is_taken_over_beside_running_workers(self, database):
         connection = database.direct()
         before = connection.execute(FUNCTIONS).fetchall()
-        self.record(connection, "0001_pre_tables", "0017_pre_ownership", "0027_pre_delayed_batches")
+        self.record(connection, "0001_pre_baseline", "0006_pre_waiting_messages", "functions_0008")
         # a batch in progress: no table may be locked
         worker = database.direct(autocommit=False)
         worker.execute("LOCK TABLE outbox.competing_batches, outbox.processor_leases IN ROW EXCLUSIVE MODE")
@@ -356,55 +344,16 @@ class TestASchemaOfFormerVersions:
         worker.close()
 
         assert connection.execute(FUNCTIONS).fetchall() == before
-        assert "0017_pre_ownership" in runner.fetch_applied(connection, "outbox")
+        assert "0006_pre_waiting_messages" in runner.fetch_applied(connection, "outbox")
         assert runner.migrate(connection, "outbox") == ()
 
-    def test_that_stopped_at_0017_gets_what_came_later(self, database):
-        connection = database.direct()
-        connection.execute("SELECT outbox.create_queue('jobs')")
-        before = self.describe(connection)
-        connection.execute(SINCE_0017)
-        self.record(connection, "0001_pre_tables", "0017_pre_ownership")
-
-        assert list(runner.migrate(connection, "outbox")) == NAMES
-        assert self.describe(connection) == before
-
-    def describe(self, connection):
-        """Functions, triggers, indexes and columns."""
-        indexes = """SELECT tablename, indexdef FROM pg_indexes WHERE schemaname = 'outbox' ORDER BY 1, 2"""
-        triggers = """SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal ORDER BY 1"""
-        columns = """SELECT table_name, column_name, data_type, is_nullable, column_default
-                     FROM information_schema.columns WHERE table_schema = 'outbox' ORDER BY 1, 2"""
-        return [connection.execute(query).fetchall() for query in (FUNCTIONS, indexes, triggers, columns)]
-
-    def test_that_is_older_is_refused_with_the_remedy(self, database):
-        connection = database.direct()
-        self.record(connection, "0001_pre_tables", "0016_pre_failures")
-
-        with pytest.raises(runner.MigrationError, match=r"up to 0016_pre_failures.*first run `outbox migrate`"):
-            runner.migrate(connection, "outbox")
-
-
-def test_conflicts_that_former_versions_left_on_partitions_that_are_gone_are_closed(database):
-    """Version 0017 granted a lease on a partition that was gone, and no command could decide what came of it."""
-    connection = database.direct()
-    connection.execute(
-        "INSERT INTO outbox.processor_partitions (processor_id, partition_count, key) VALUES ('p', 5, 'k')"
+    @pytest.mark.parametrize(
+        "names",
+        [("0001_pre_tables", "0027_pre_delayed_batches"), ("0001_pre_baseline", "0004_pre_numbers", "functions_0007")],
     )
-    for processor, partition in (("p", 4), ("p", 6), ("whole", 6)):
-        connection.execute(
-            "INSERT INTO outbox.processor_conflicts (processor_id, partition, code, pod, needs_person) "
-            "VALUES (%(id)s, %(partition)s, 3, 'pod', true); ",
-            {"id": processor, "partition": partition},
-        )
-        connection.execute("INSERT INTO outbox.kept_checkpoints VALUES (%s, %s)", (processor, partition))
-    connection.execute("ALTER TABLE outbox.competing_batches DROP failed")
-    connection.execute("DELETE FROM outbox.applied_migrations WHERE name = '0002_pre_since_0017'")
+    def test_that_is_older_is_refused_with_the_remedy(self, database, names):
+        connection = database.direct()
+        self.record(connection, *names)
 
-    assert runner.migrate(connection, "outbox") == ("0002_pre_since_0017",)
-
-    left = "SELECT processor_id, partition FROM outbox.{} ORDER BY 1, 2"
-    expected = [("p", 4), ("whole", 6)]
-    assert connection.execute(left.format("kept_checkpoints")).fetchall() == expected
-    waiting = "processor_conflicts WHERE needs_person AND resolved_at IS NULL"
-    assert connection.execute(left.format(waiting)).fetchall() == expected
+        with pytest.raises(runner.MigrationError, match=rf"up to {names[1]}, .*first run `outbox migrate`"):
+            runner.migrate(connection, "outbox")

@@ -55,7 +55,7 @@ def test_a_checkpoint_stored_often_is_found_at_once(database, owned):
 
 @EVERYWHERE
 def test_an_older_snapshot_sees_every_checkpoint_whatever_was_stored_since(each_database):
-    """So a dump has them all. Workers of former versions still ask for the table to be written anew."""
+    """So a dump has them all."""
     connection = each_database.direct()
     put(connection, (7, 0))
     put(connection, (9, 4), "payments")
@@ -66,7 +66,6 @@ def test_an_older_snapshot_sees_every_checkpoint_whatever_was_stored_since(each_
     stranger.execute("SELECT 1")
     for n in range(3000):
         assert store(connection, (7, n + 1), (7, n)) == 1
-    assert connection.execute("SELECT outbox.rewrite_checkpoints(1)").fetchone() == (False,)
     assert stranger.execute(everything).fetchall() == before
     with pytest.raises(psycopg.errors.SerializationFailure):
         store(stranger, (7, 1))

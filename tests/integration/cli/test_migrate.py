@@ -30,10 +30,10 @@ def test_migrate(outbox):
     after = [outbox("migrate", "--phase", phase) for phase in ("post", "all")]
 
     assert {each.returncode for each in (dry, first, again, *after)} == {0}
-    assert dry.stdout.splitlines()[0] == "would apply 0001_pre_baseline"
+    assert dry.stdout.splitlines()[0] == "would apply 0001_pre_schema"
     assert first.stdout == dry.stdout.replace("would apply", "applied")
     assert again.stdout == "nothing to apply\n"
-    assert [each.stdout for each in after] == ["applied 0005_post_former_functions\n", "nothing to apply\n"]
+    assert [each.stdout for each in after] == ["applied 0002_post_former_functions\n", "nothing to apply\n"]
 
 
 def test_adopt(outbox, empty_database):
@@ -65,7 +65,7 @@ def test_adopting_shows_a_bar_at_a_terminal(empty_database):
 def test_in_json_each_is_one_document(empty_database):
     cli = Cli(empty_database.files().directory)
     names = cli.json("migrate", "--dry-run")["pending"]
-    assert names[0] == "0001_pre_baseline"
+    assert names[0] == "0001_pre_schema"
     assert cli.json("migrate") == {"schema": "outbox", "applied": names}
     assert cli.json("confirm-identity", "renew", "--dry-run")["done"] is False
     assert len(cli.json("confirm-identity", "renew")["database"]) == 36

@@ -70,7 +70,7 @@ def running(*loops):
 
 
 def storing(database, processor):
-    """One store after the other, and what a worker does besides."""
+    """One store after the other."""
     connection = database.direct()
     connection.execute("SET synchronous_commit = off")
     assert store(connection, (7, 0), processor_id=processor) == 1
@@ -81,7 +81,6 @@ def storing(database, processor):
         for _ in range(100):
             assert store(connection, (7, position + 1), (7, position), processor_id=processor) == 1
             position += 1
-        connection.execute("SELECT outbox.rewrite_checkpoints(100000)")
 
     return loop
 

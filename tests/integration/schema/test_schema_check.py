@@ -86,7 +86,7 @@ def test_a_schema_that_is_too_old_is_a_mismatch(empty_database):
     for management in ("Manage", "Verify"):
         said = refusal(empty_database, build_source(schema=management))
         assert said.reason is Reason.SCHEMA_MISMATCH
-        assert "0017_pre_ownership" in str(said)
+        assert "0006_pre_waiting_messages" in str(said)
 
 
 class TestAMappedTable:

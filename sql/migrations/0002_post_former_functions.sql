@@ -1,4 +1,4 @@
--- Functions that only workers of former versions call, each replaced by the one beside it.
+-- Functions that only workers of former versions call, with what takes their place.
 
 DROP FUNCTION IF EXISTS
     :"schema".take_batch,  -- take_waiting
@@ -6,4 +6,5 @@ DROP FUNCTION IF EXISTS
     :"schema".promote_delayed,  -- promote_waiting
     :"schema".set_aside,  -- hold_messages
     :"schema".fail_held_message,  -- fail_held_messages
-    :"schema".try_parts;  -- search_batch
+    :"schema".try_parts,  -- search_batch
+    :"schema".rewrite_checkpoints;  -- nothing
