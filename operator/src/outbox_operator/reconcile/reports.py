@@ -1,9 +1,8 @@
 """Asks the workers' pods what they say (GET /status) and tells them why they are taken away (POST /intent).
 
-The only channel to the data plane. Questions are signed with the resource's key, and so are the answers of workers that
-have it; docs/adr/0015 says when one without a signature, of a former version, is believed. A pod that does not answer
-twice in a row, or cannot be asked any more, is unreachable, which is not the same as gone: its last report stays, and
-nothing is scaled down for it.
+The only channel to the data plane. Questions and answers are signed with the resource's key (docs/adr/0015). A pod that
+does not answer twice in a row, or cannot be asked any more, is unreachable, which is not the same as gone: its last
+report stays, and nothing is scaled down for it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 
 from outbox_core.proof import NONCE_HEADER, SIGNATURE_HEADER, is_same, sign_answer, sign_question
-from outbox_operator.api.naming import TEMPLATE_LABEL
+from outbox_core.report import Report
 from outbox_operator.api.observed import RUNNERS
 from outbox_operator.decision.reachability import (
     Cause,
@@ -33,14 +32,14 @@ from outbox_operator.decision.reachability import (
     is_overdue,
 )
 from outbox_operator.reconcile.podstate import parse_report, role_of
-from outbox_operator.watch.owner_references import is_own, owners_of
+from outbox_operator.watch.owner_references import is_own
 from outbox_operator.watch.rate_limiter import RateLimiter
 from outbox_operator.watch.store import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from outbox_core.report import Intent, Report
+    from outbox_core.report import Intent
     from outbox_operator.api.keys import Keys
     from outbox_operator.watch.store import Body, Store
     from outbox_operator.watch.workqueue import Key
@@ -67,10 +66,9 @@ class Heard:
     """What one pod said last."""
 
     report: Report | None = None
-    signed: bool = False
     missed: int = 0
     unreachable_message: str = ""
-    """Why it is not heard or not believed, and what to do, once that is worth telling."""
+    """Why it is not heard, and what to do, once that is worth telling."""
 
     @property
     def reachable(self) -> bool:
@@ -89,8 +87,6 @@ class Reporters:
         self._store = store
         self._keys = keys
         self._namespace = namespace
-        self._signing: defaultdict[Key, set[str]] = defaultdict(set)
-        """Of each resource the templates whose pods have signed."""
         self._notify = notify
         self._heard: dict[str, Heard] = {}
         self._limiters: defaultdict[Key, RateLimiter] = defaultdict(RateLimiter)
@@ -106,20 +102,8 @@ class Reporters:
         return time.monotonic() - self._moved if self.asked.is_set() else 0.0
 
     def heard(self, pod: Body) -> Heard:
-        """Look up what a pod of a resource said, and is believed."""
-        entry = self._heard.get(_uid(pod))
-        if entry is None or self._is_believed(pod, entry):
-            return entry or Heard()
-        return Heard(unreachable_message=entry.unreachable_message)
-
-    def _is_believed(self, pod: Body, entry: Heard) -> bool:
-        return entry.signed or not self._must_sign(pod)
-
-    def _must_sign(self, pod: Body) -> bool:
-        """Tell whether pods of its template, or as its workload makes them now, sign: a former version's do not."""
-        workloads = [owner for owner in owners_of(pod, self._store) if owner["kind"] in ("Deployment", "StatefulSet")]
-        templates = {_template(each) for each in (pod, *(workload["spec"]["template"] for workload in workloads))}
-        return not templates.isdisjoint(self._signing.get(key_of(pod), ()))
+        """Look up what a pod of a resource said."""
+        return self._heard.get(_uid(pod)) or Heard()
 
     async def run(self) -> None:
         """Ask every PERIOD seconds until cancelled."""
@@ -137,9 +121,8 @@ class Reporters:
         """Drop what is known of pods and resources that are gone."""
         for uid in self._heard.keys() - {_uid(pod) for pod in self._store.all_of("Pod")}:
             del self._heard[uid]
-        for key in [key for key in {*self._limiters, *self._signing} if self._store.resource(key) is None]:
-            self._limiters.pop(key, None)
-            self._signing.pop(key, None)
+        for key in [key for key in self._limiters if self._store.resource(key) is None]:
+            del self._limiters[key]
 
     async def _try_asking(self, session: aiohttp.ClientSession, pod: Body) -> None:
         try:
@@ -153,10 +136,8 @@ class Reporters:
         entry, key = self._heard.setdefault(_uid(pod), Heard()), key_of(pod)
         before, figures = self._news_of(pod), figures_in(entry.report)
         answer = await self._fetch(session, pod) if _answers(pod) else None
-        if isinstance(answer, Answer):
-            entry.report, entry.signed, entry.missed = answer.report, answer.signed, 0
-            if answer.signed:
-                self._signing[key].add(_template(pod))
+        if isinstance(answer, Report):
+            entry.report, entry.missed = answer, 0
         else:
             entry.missed += 1
             if entry.missed == PATIENCE:
@@ -172,8 +153,6 @@ class Reporters:
 
     def _describe_unreachable(self, pod: Body, entry: Heard, unreachable: Unreachable | None) -> str:
         """Say why a pod is not heard; empty while it is, or may only need a moment."""
-        if unreachable is None and entry.missed == 0 and not self._is_believed(pod, entry):
-            unreachable = Unreachable(Cause.OTHER_KEY, "it does not sign its answers")
         resource = self._store.resource(key_of(pod))
         if unreachable is None or resource is None:
             return ""
@@ -190,7 +169,7 @@ class Reporters:
         heard = self.heard(pod)
         return news_in(heard.report), heard.reachable, heard.unreachable_message
 
-    async def _fetch(self, session: aiohttp.ClientSession, pod: Body) -> Answer | Unreachable | None:
+    async def _fetch(self, session: aiohttp.ClientSession, pod: Body) -> Report | Unreachable | None:
         """Ask a pod; None: its resource is gone."""
         resource = self._store.resource(key_of(pod))
         if resource is None:
@@ -242,15 +221,7 @@ def ask(method: str, path: str, pod_uid: str, key: bytes, body: bytes = b"") -> 
     return Asked(method, path, body, key, nonce, sign_question(key, pod_uid, nonce, method, path, body))
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A report, and whether who gave it has the resource's key."""
-
-    report: Report
-    signed: bool
-
-
-async def fetch_report(session: aiohttp.ClientSession, place: str, asked: Asked) -> Answer | Unreachable:
+async def fetch_report(session: aiohttp.ClientSession, place: str, asked: Asked) -> Report | Unreachable:
     """Ask one process, and say why what it answers is not taken.
 
     The image is the user's: an answer may be anything, of any length, and must not send us elsewhere.
@@ -266,12 +237,14 @@ async def fetch_report(session: aiohttp.ClientSession, place: str, asked: Asked)
             return Unreachable(cause, f"it answers {answer.status}")
         text = await _read_some(answer.content)
         signature = answer.headers.get(SIGNATURE_HEADER)
-    if signature is not None and not is_same(signature, sign_answer(asked.key, asked.signature, text)):
-        return Unreachable(Cause.OTHER_KEY, "its answer is signed with that one")
     report = parse_report(text.decode(errors="replace")) if len(text) <= LONGEST_REPORT else None
     if report is None:
         return Unreachable(Cause.NO_WORKER, "its answer is no report")
-    return Answer(report, signature is not None)
+    if signature is None:
+        return Unreachable(Cause.OTHER_KEY, "it does not sign its answers")
+    if not is_same(signature, sign_answer(asked.key, asked.signature, text)):
+        return Unreachable(Cause.OTHER_KEY, "its answer is signed with that one")
+    return report
 
 
 async def _read_some(content: aiohttp.StreamReader) -> bytes:
@@ -287,11 +260,6 @@ async def _read_some(content: aiohttp.StreamReader) -> bytes:
 def _uid(pod: Body) -> str:
     uid: str = pod["metadata"]["uid"]
     return uid
-
-
-def _template(made: Body) -> str:
-    """Read the hash of the template that a pod was made from, or that a template has."""
-    return str(made["metadata"].get("labels", {}).get(TEMPLATE_LABEL, ""))
 
 
 def _answers(pod: Body) -> bool:

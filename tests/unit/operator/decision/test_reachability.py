@@ -14,8 +14,6 @@ import pytest
 
 from outbox_core.report import STATUS_PORT
 from outbox_operator.api.keys import Keys
-from outbox_operator.api.naming import TEMPLATE_LABEL, labels_of
-from outbox_operator.api.observed import Role
 from outbox_operator.decision.decide import decide
 from outbox_operator.decision.reachability import (
     READY_FOR,
@@ -27,7 +25,7 @@ from outbox_operator.decision.reachability import (
 )
 from outbox_operator.reconcile.reports import PATIENCE, Heard, Reporters, ask, classify_error, fetch_report
 from tests.unit.operator.building import ACTIVE, GRANTED, NOW, build_observed, build_pod, build_report
-from tests.unit.operator.owned import EVERYTHING, LONG_AGO, NAMESPACE, REPLICA_SET, store_of
+from tests.unit.operator.owned import EVERYTHING, LONG_AGO, REPLICA_SET, store_of
 from tests.unit.operator.owned import build_pod as build_body
 
 if TYPE_CHECKING:
@@ -201,8 +199,7 @@ def reporters_of(pod: Body, entry: Heard) -> Reporters:
 
 
 def old(*, ready: bool = True) -> Body:
-    labels = {**labels_of("orders", Role.WORKER), TEMPLATE_LABEL: "current"}
-    pod = build_body("orders-0", REPLICA_SET, labels=labels)
+    pod = build_body("orders-0", REPLICA_SET)
     if ready:
         pod["status"]["conditions"] = [{"type": "Ready", "status": "True", "lastTransitionTime": LONG_AGO}]
     return pod
@@ -228,17 +225,10 @@ def test_what_was_met_is_told_of_a_pod_that_should_be_heard(
     assert ("from namespace system" in told) == bool(said)
 
 
-def test_a_pod_that_should_sign_and_does_not_has_another_key():
-    pod = old()
-    entry = Heard(build_report())
-    reporters = reporters_of(pod, entry)
-    assert reporters._describe_unreachable(pod, entry, None) == ""
-    reporters._signing[NAMESPACE, "orders"].add("current")
-    entry.unreachable_message = reporters._describe_unreachable(pod, entry, None)
-    assert "another key than this operator (it does not sign its answers)" in entry.unreachable_message
-    assert f"delete Secret {SECRET}" in entry.unreachable_message
-    heard = reporters.heard(pod)
-    assert (heard.report, heard.unreachable_message) == (None, entry.unreachable_message)
+def test_of_a_pod_with_another_key_the_secret_is_named():
+    pod, entry = old(), Heard()
+    said = reporters_of(pod, entry)._describe_unreachable(pod, entry, Unreachable(Cause.OTHER_KEY))
+    assert f"delete Secret {SECRET}" in said
 
 
 async def test_it_is_news_when_a_pod_is_told_as_unreachable_and_when_it_answers_again(monkeypatch: pytest.MonkeyPatch):

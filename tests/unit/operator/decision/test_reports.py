@@ -16,11 +16,12 @@ from outbox_core.report import (
     LeaseView,
     RebuildState,
     RebuildView,
+    Report,
     Unfinished,
 )
 from outbox_operator.api.keys import Keys
 from outbox_operator.decision.reachability import Cause, Unreachable
-from outbox_operator.reconcile.reports import LONGEST_REPORT, Answer, ask, fetch_report, news_in
+from outbox_operator.reconcile.reports import LONGEST_REPORT, ask, fetch_report, news_in
 from tests.unit.operator.building import NOW, build_report
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ async def pod() -> AsyncIterator[str]:
     await runner.cleanup()
 
 
-async def heard_at(pod: str, path: str) -> Answer | Unreachable:
+async def heard_at(pod: str, path: str) -> Report | Unreachable:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
         return await fetch_report(session, pod, ask("GET", f"/{path}", POD, KEY))
 
@@ -108,12 +109,12 @@ async def test_an_answer_that_is_signed_otherwise_is_not_taken(pod: str, path: s
     assert await heard_at(pod, path) == Unreachable(Cause.OTHER_KEY, "its answer is signed with that one")
 
 
-@pytest.mark.parametrize(("path", "signed"), [("report", False), ("signed", True)])
-async def test_it_is_known_whether_who_answers_has_the_key(pod: str, path: str, *, signed: bool):
-    answer = await heard_at(pod, path)
-    assert isinstance(answer, Answer)
-    assert answer.signed is signed
-    assert answer.report == build_report()
+async def test_an_answer_without_a_signature_is_not_taken(pod: str):
+    assert await heard_at(pod, "report") == Unreachable(Cause.OTHER_KEY, "it does not sign its answers")
+
+
+async def test_a_signed_report_is_taken(pod: str):
+    assert await heard_at(pod, "signed") == build_report()
 
 
 WAITS = BlockedKey(key="7", message_id="m", attempts=1, error_class="ValueError", next_attempt_at=NOW)

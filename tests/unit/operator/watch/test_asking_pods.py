@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outbox_operator.api.keys import Keys
-from outbox_operator.api.naming import TEMPLATE_LABEL, labels_of
-from outbox_operator.api.observed import Role
 from outbox_operator.reconcile.reports import PERIOD, Heard, Reporters
 from tests.unit.operator.building import build_report
-from tests.unit.operator.owned import EVERYTHING, NAMESPACE, REPLICA_SET, RESOURCE, build_pod, store_of
+from tests.unit.operator.owned import EVERYTHING, REPLICA_SET, build_pod, store_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -72,45 +70,3 @@ async def test_a_fault_about_one_pod_keeps_no_other_from_being_asked():
             await asyncio.sleep(0.05)
     assert rounds.is_set(), "the fault was met"
     assert reporters.stuck_seconds < PERIOD + 5
-
-
-async def test_a_resource_may_be_deleted_while_a_pod_of_it_is_asked():
-    """What made the pod goes later than the resource: the chain of owners then ends at its Deployment."""
-    pod = build_pod("orders-0", REPLICA_SET, labels=template("current"))
-    store = store_of(*EVERYTHING, pod)
-    reporters = Reporters(store, Keys(), "system", lambda *_: None)
-    reporters._heard[pod["metadata"]["uid"]] = said(signed=False)
-    reporters._signing[NAMESPACE, "orders"].add("current")
-    store.remove(RESOURCE)
-    assert not reporters.heard(pod).reachable, "it must sign, as others of its template do"
-
-
-def template(name: str) -> dict[str, str]:
-    return {**labels_of("orders", Role.WORKER), TEMPLATE_LABEL: name}
-
-
-def said(*, signed: bool) -> Heard:
-    return Heard(build_report(), signed=signed)
-
-
-BELIEF = [
-    pytest.param("current", False, set(), True, id="no pod has signed: all are of a former version"),
-    pytest.param("former", False, set(), True, id="the same of an earlier template"),
-    pytest.param("current", False, {"former"}, True, id="a rollback: the present template's do not sign"),
-    pytest.param("current", False, {"current"}, False, id="another pod of the template signs"),
-    pytest.param("former", False, {"current"}, False, id="what the workload makes now signs"),
-    pytest.param("former", False, {"former"}, False, id="its own template signs"),
-    pytest.param("anything", False, {"current"}, False, id="a label of no template proves nothing"),
-    pytest.param("current", True, {"current"}, True, id="it signs"),
-]
-
-
-@pytest.mark.parametrize(("made_from", "signed", "signing", "believed"), BELIEF)
-def test_without_a_signature_only_a_former_version_is_believed(
-    made_from: str, *, signed: bool, signing: set[str], believed: bool
-):
-    pod = build_pod("orders-0", REPLICA_SET, labels=template(made_from))
-    reporters = Reporters(store_of(*EVERYTHING, pod), Keys(), "system", lambda *_: None)
-    reporters._heard[pod["metadata"]["uid"]] = said(signed=signed)
-    reporters._signing[NAMESPACE, "orders"] |= signing
-    assert reporters.heard(pod).reachable is believed
