@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outbox_core.report import WorkerState
 from outbox_operator.api.status import ProcessorStatus
@@ -132,8 +132,6 @@ class WorkloadView:
     """An upgrade of the operator replaces its pods; in what condition the processor was before (`rollout.py`)."""
     rendered: str = ""
     """What its template was rendered for, and the template as it was rendered."""
-    template: dict[str, Any] = field(default_factory=dict)
-    """The pod template as the API server has it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from outbox_operator.api.observed import Origin
 from outbox_operator.api.reasons import ConditionType
 
 if TYPE_CHECKING:
-    from outbox_operator.api.observed import Observed, WorkloadView
+    from outbox_operator.api.observed import Observed
     from outbox_operator.decision.facts import PolicyResult
 
 WAS_READY: Final = "WasReady"
@@ -47,18 +47,13 @@ def format_rendered(origin: Origin, template: dict[str, Any]) -> str:
     return json.dumps({**asdict(origin), "template": template}, sort_keys=True, separators=(",", ":"))
 
 
-def read_rendered(workload: WorkloadView, observed: Observed) -> tuple[Origin, dict[str, Any]]:
-    """Read what the workload's template was rendered for, and the template as it was rendered.
-
-    An operator that wrote neither down leaves the template as the API server has it, which the same defaults were
-    added to that it would add again; the last spec that it knew is in the status.
-    """
+def read_rendered(text: str) -> tuple[Origin, dict[str, Any]]:
+    """Read what a template was rendered for, and the template; no spec where another client changed or removed it."""
     try:
-        read = json.loads(workload.rendered)
-        origin = Origin(int(read["generation"]), str(read["spec"]), str(read["installation"]))
-        return origin, dict(read["template"])
+        read = json.loads(text)
+        return Origin(int(read["generation"]), str(read["spec"]), str(read["installation"])), dict(read["template"])
     except (ValueError, KeyError, TypeError):
-        return Origin(observed.previous.observed_generation), workload.template
+        return Origin(), {}
 
 
 def decide_rollout(observed: Observed, decision: str) -> Rollout:
@@ -68,7 +63,7 @@ def decide_rollout(observed: Observed, decision: str) -> Rollout:
         return Rollout(asked)
     if workload.intent_hash == observed.intent_hash:
         return Rollout(asked, slot=workload.slot)
-    former, template = read_rendered(workload, observed)
+    former, template = read_rendered(workload.rendered)
     same_spec = former.generation == asked.generation or former.spec == asked.spec
     if not same_spec or decision not in ("", workload.decision):
         # A person asks for other pods.

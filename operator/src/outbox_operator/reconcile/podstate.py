@@ -210,7 +210,6 @@ def view_workload(body: dict[str, Any]) -> WorkloadView:
         problem=problem,
         slot=notes.get(SLOT_ANNOTATION, ""),
         rendered=notes.get(RENDERED_ANNOTATION, ""),
-        template=spec["template"],
     )
 
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from outbox_operator.api.naming import PROCESSOR_LABEL, RENDERED_ANNOTATION, SLOT_ANNOTATION
+from outbox_operator.api.naming import PROCESSOR_LABEL, SLOT_ANNOTATION
 from outbox_operator.api.resources import KIND
 
 if TYPE_CHECKING:
@@ -258,7 +258,6 @@ def slim(body: Body) -> Body:
     if kind in METADATA_ONLY:
         return {"kind": kind, "metadata": meta}
     spec = {key: value for key, value in (body.get("spec") or {}).items() if key in _KEPT_SPEC.get(kind, ())}
-    # A workload that does not say what it was rendered from keeps its template as it is (`rollout.py`).
-    if "template" in spec and RENDERED_ANNOTATION in (meta.get("annotations") or {}):
+    if "template" in spec:
         spec["template"] = {"metadata": spec["template"].get("metadata") or {}}
     return {"kind": kind, "metadata": meta, "spec": spec, "status": body.get("status") or {}}

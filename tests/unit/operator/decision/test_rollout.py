@@ -302,29 +302,10 @@ def test_another_name_of_the_cluster_is_brought_in_stages():
     assert condition(cluster.reconcile(OLD), "Reconciling") == ("False", "WaitingForRollout")
 
 
-def as_an_older_operator_left_it(cluster: Cluster) -> None:
-    """It wrote nothing of why; the API server added defaults."""
+def test_pods_get_the_present_template_where_another_client_removed_what_the_former_was_rendered_for():
+    cluster = Cluster()
+    cluster.reconcile(OLD)
     del cluster.workload["metadata"]["annotations"][RENDERED_ANNOTATION]
-    template_of(cluster.workload)["spec"]["restartPolicy"] = "Always"
-
-
-def test_pods_of_an_operator_that_wrote_nothing_down_wait_as_well():
-    cluster = Cluster()
-    cluster.reconcile(OLD)
-    as_an_older_operator_left_it(cluster)
-    before = template_of(cluster.workload)
-    for _ in range(2):
-        assert condition(cluster.reconcile(NEW), "Reconciling") == ("False", "WaitingForRollout")
-        assert template_of(cluster.workload) == before
-    cluster.reconcile(NEW, Slots())
-    assert "restartPolicy" not in template_of(cluster.workload)["spec"]
-
-
-def test_and_a_spec_that_it_had_not_seen_does_not():
-    cluster = Cluster()
-    cluster.reconcile(OLD)
-    as_an_older_operator_left_it(cluster)
-    cluster.changed(delivery={"batchSize": 7})
     cluster.reconcile(NEW)
     assert (cluster.image, cluster.slot) == (NEW.worker, "")
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from outbox_core.report import CheckpointView, HighWaterMark, Lag, LeaseView, WorkerState
-from outbox_operator.api.naming import RENDERED_ANNOTATION
 from outbox_operator.api.observed import Problem
 from outbox_operator.api.reasons import Reason
 from outbox_operator.api.status import ProcessorStatus
@@ -252,18 +251,9 @@ async def test_an_edit_between_the_apply_and_the_hash_of_what_was_left_is_put_ba
 
 def test_nothing_is_kept_of_an_object_that_is_not_read():
     template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": []}}
-    rendered = {RENDERED_ANNOTATION: "what it was rendered from"}
-    meta: dict[str, Any] = {
-        "name": "orders",
-        "namespace": "shop",
-        "managedFields": [{"manager": "x"}],
-        "annotations": rendered,
-    }
+    meta = {"name": "orders", "namespace": "shop", "managedFields": [{"manager": "x"}]}
     for kind in OWNED_KINDS:
         kept = slim({"kind": kind, "metadata": meta, "spec": {"replicas": 1, "template": template}, "data": {"k": "v"}})
         assert "managedFields" not in kept["metadata"]
         assert "data" not in kept
         assert "containers" not in str(kept)
-    del meta["annotations"]
-    workload = slim({"kind": "Deployment", "metadata": meta, "spec": {"replicas": 1, "template": template}})
-    assert workload["spec"]["template"] == template
