@@ -54,8 +54,6 @@ CONFLICTS = st.builds(
 
 WORKLOADS = st.builds(
     WorkloadView,
-    kind=st.just("Deployment"),
-    name=st.just("orders-worker"),
     replicas=st.sampled_from([0, 1]),
     intent_hash=st.sampled_from([HASH, "old"]),
     slot=st.sampled_from(["", WAS_READY, WAS_NOT_READY]),
@@ -105,9 +103,7 @@ def observations(draw: st.DrawFn) -> Observed:
         processor=processor,
         previous=previous,
         jobs=tuple(
-            JobView(
-                name, Role.CLAIM if "claim" in name else Role.HAND_OVER, finished=finished, succeeded=finished and won
-            )
+            JobView(name, finished=finished, succeeded=finished and won)
             for name in jobs
             for finished, won in [(draw(st.booleans()), draw(st.booleans()))]
         ),

@@ -136,7 +136,7 @@ def read_config(told: dict[str, Any]) -> dict[str, Any]:
 
 def build_status(spec: dict[str, Any], report: Report) -> dict[str, Any]:
     """Build the status that follows from a report."""
-    pod = PodView("orders-0", "u", Role.WORKER, "10.0.0.1", "Running", ready=True, report=report, reachable=True)
+    pod = PodView("orders-0", Role.WORKER, "10.0.0.1", "Running", ready=True, report=report, reachable=True)
     return dump_status(decide(Observed(processor=build_processor(**spec), created=NOW, pods=(pod,)), NOW).status)
 
 

@@ -77,7 +77,6 @@ def build_report(state: WorkerState = WorkerState.ACTIVE, reason: Reason = Reaso
 def build_pod(name: str = "orders-0", report: Report | None = None, **fields: Any) -> PodView:
     running = PodView(
         name=name,
-        uid=f"uid-of-{name}",
         role=Role.WORKER,
         ip="10.0.0.1",
         phase="Running",
@@ -123,7 +122,7 @@ def summary_of(conflict: Conflict, *, opened: bool = False, count: int = 1, stra
 
 def build_sibling(*, granted: bool = True, older: bool = True, **fields: Any) -> Sibling:
     age = timedelta(hours=1 if older else -1)
-    return Sibling(namespace="elsewhere", name="orders", uid="uid-2", created=NOW - age, granted=granted, **fields)
+    return Sibling(namespace="elsewhere", name="orders", created=NOW - age, granted=granted, **fields)
 
 
 HOLDER = ResourceRef(cluster="here", namespace="elsewhere", name="orders", uid="uid-2")

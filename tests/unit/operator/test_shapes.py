@@ -293,7 +293,7 @@ def test_the_last_words_are_those_of_the_container_that_the_pod_is_for():
 )
 def test_a_job_has_ended_when_its_condition_says_so(kind: str, expected: tuple[bool, bool]):
     conditions = [{"type": kind, "status": "True"}] if kind else []
-    view = view_job({"metadata": {"name": "j"}, "status": {"conditions": conditions}}, Role.CLAIM)
+    view = view_job({"metadata": {"name": "j"}, "status": {"conditions": conditions}})
     assert (view.finished, view.succeeded) == expected
 
 

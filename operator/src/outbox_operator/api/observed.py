@@ -61,7 +61,6 @@ class PodView:
     """
 
     name: str
-    uid: str
     role: Role
     ip: str | None = None
     phase: str = "Pending"
@@ -121,8 +120,6 @@ class Slots:
 class WorkloadView:
     """The Deployment or StatefulSet as the API server has it."""
 
-    kind: str
-    name: str
     replicas: int
     intent_hash: str
     decision: str = ""
@@ -139,7 +136,6 @@ class JobView:
     """A short-lived job of ours."""
 
     name: str
-    role: Role
     finished: bool
     succeeded: bool
 
@@ -150,7 +146,6 @@ class Sibling:
 
     namespace: str
     name: str
-    uid: str
     created: datetime
     granted: bool
     handed_over_to: str | None = None

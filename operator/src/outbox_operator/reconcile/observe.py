@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
@@ -36,19 +36,14 @@ FOREIGN_AFTER: Final = 10.0
 """Seconds after which a pod is told as foreign: a watch may bring it before the ReplicaSet that made it."""
 
 
-def read_time(text: str) -> datetime:
-    """Read an API server's time."""
-    return datetime.fromisoformat(text)
-
-
 def seconds_since(text: str) -> float:
     """Read how long ago an API server's time was, by this machine's clock."""
-    return (datetime.now(UTC) - read_time(text)).total_seconds()
+    return (datetime.now(UTC) - datetime.fromisoformat(text)).total_seconds()
 
 
 def made_at(body: Body) -> datetime:
     """Read when an object was made."""
-    return read_time(body["metadata"]["creationTimestamp"])
+    return datetime.fromisoformat(body["metadata"]["creationTimestamp"])
 
 
 def read_status(body: Body) -> ProcessorStatus:
@@ -91,17 +86,17 @@ class Observer:
         key = key_of(body)
         kind = "Deployment" if processor.spec.engine == "Worker" else "StatefulSet"
         workload = self._store.get(kind, processor.namespace, workload_name(processor))
-        labelled = [pod for pod in self._store.children(key, "Pod") if role_of(pod) is not None]
-        pods = [await self._pod(pod) for pod in labelled if is_own(pod, self._store)]
+        labelled = [(pod, role) for pod in self._store.children(key, "Pod") if (role := role_of(pod)) is not None]
+        pods = [await self._pod(pod, role) for pod, role in labelled if is_own(pod, self._store)]
         own_jobs = [job for job in self._store.children(key, "Job") if is_own(job, self._store)]
-        jobs = [view_job(job, role) for job in own_jobs if (role := role_of(job)) is not None]
+        jobs = [view_job(job) for job in own_jobs if role_of(job) is not None]
         holder_gone = await self._holder_gone(previous)
         siblings = self._siblings(processor)
         template = build_template(processor, self._images)
         # Nothing is awaited from here to the decision: a slot that is free now is taken by one resource.
         return Observed(
             processor=processor,
-            created=read_time(body["metadata"]["creationTimestamp"]),
+            created=made_at(body),
             previous=previous,
             workload=view_workload(workload) if workload is not None else None,
             intent_hash=template["metadata"]["labels"][TEMPLATE_LABEL],
@@ -112,16 +107,13 @@ class Observer:
             jobs=tuple(jobs),
             siblings=siblings,
             successor_missing=self._is_successor_missing(processor, siblings),
-            foreign=tuple(pod["metadata"]["name"] for pod in labelled if self._is_foreign(pod)),
-            unsettled=max((made_at(pod) for pod in labelled if self._is_unsettled(pod)), default=None),
+            foreign=tuple(pod["metadata"]["name"] for pod, role in labelled if self._is_foreign(pod, role)),
+            unsettled=max((made_at(pod) for pod, role in labelled if self._is_unsettled(pod, role)), default=None),
             holder_gone=holder_gone,
             obstacle=obstacle,
         )
 
-    async def _pod(self, pod: Body) -> PodView:
-        role = role_of(pod)
-        if role is None:
-            raise ValueError("a pod without a role is none of ours")
+    async def _pod(self, pod: Body, role: Role) -> PodView:
         meta = pod["metadata"]
         heard = self._reporters.heard(pod)
         waits = seconds_since(meta["creationTimestamp"]) > PATIENCE and is_waiting(pod)
@@ -129,17 +121,17 @@ class Observer:
         view = view_pod(pod, role, report=heard.report, reachable=heard.reachable, notes=notes, now=datetime.now(UTC))
         return replace(view, unreachable_message=heard.unreachable_message)
 
-    def _is_foreign(self, pod: Body) -> bool:
+    def _is_foreign(self, pod: Body, role: Role) -> bool:
         """Tell whether a pod that lives was not made for the resource; nothing owns the pod of a release job."""
         meta = pod["metadata"]
         ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed") or "deletionTimestamp" in meta
         young = seconds_since(meta["creationTimestamp"]) < FOREIGN_AFTER
-        return not (ended or young or role_of(pod) is Role.RELEASE or is_own(pod, self._store))
+        return not (ended or young or role is Role.RELEASE or is_own(pod, self._store))
 
-    def _is_unsettled(self, pod: Body) -> bool:
+    def _is_unsettled(self, pod: Body, role: Role) -> bool:
         """Tell whether time alone may tell more of a pod: no change is told of its Events, or of its owner."""
-        young = datetime.now(UTC) - made_at(pod) < timedelta(seconds=FOREIGN_AFTER)
-        return is_waiting(pod) if is_own(pod, self._store) else young and role_of(pod) is not Role.RELEASE
+        young = seconds_since(pod["metadata"]["creationTimestamp"]) < FOREIGN_AFTER
+        return is_waiting(pod) if is_own(pod, self._store) else young and role is not Role.RELEASE
 
     async def _notes(self, namespace: str, uid: str) -> list[str]:
         """Fetch the warnings about a pod, newest first; none when they may not be read."""
@@ -163,8 +155,7 @@ class Observer:
         return Sibling(
             namespace=meta["namespace"],
             name=meta["name"],
-            uid=meta["uid"],
-            created=read_time(meta["creationTimestamp"]),
+            created=made_at(body),
             granted=status.ownership.state == OwnershipState.GRANTED,
             handed_over_to=status.hand_over.to if done and status.hand_over is not None else None,
             handed_over_at=status.hand_over.time if done and status.hand_over is not None else None,

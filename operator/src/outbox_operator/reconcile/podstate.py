@@ -99,7 +99,6 @@ def view_pod(
     ended = _last_end(containers)
     return PodView(
         name=meta["name"],
-        uid=meta["uid"],
         role=role,
         ip=status.get("podIP"),
         phase=status.get("phase", "Pending"),
@@ -202,8 +201,6 @@ def view_workload(body: dict[str, Any]) -> WorkloadView:
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             problem = Problem(Reason.POD_REJECTED, f"the pod is refused: {condition.get('message', '')}")
     return WorkloadView(
-        kind=body["kind"],
-        name=body["metadata"]["name"],
         replicas=spec.get("replicas", 1),
         intent_hash=labels.get(TEMPLATE_LABEL, ""),
         decision=labels.get(DECISION_LABEL, ""),
@@ -213,12 +210,11 @@ def view_workload(body: dict[str, Any]) -> WorkloadView:
     )
 
 
-def view_job(body: dict[str, Any], role: Role) -> JobView:
+def view_job(body: dict[str, Any]) -> JobView:
     """Build a job's view."""
     ends = {c["type"] for c in (body.get("status") or {}).get("conditions") or () if c["status"] == "True"}
     return JobView(
         name=body["metadata"]["name"],
-        role=role,
         finished=bool(ends & {"Complete", "Failed"}),
         succeeded="Complete" in ends,
     )

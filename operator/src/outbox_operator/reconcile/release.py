@@ -67,7 +67,7 @@ class Releaser:
 
     def take_up(self, body: Body) -> None:
         """Take up the job of a deletion, which this process made or one before it; other objects are none."""
-        if body["kind"] == "Job" and _released_uid(body) and not view_job(body, Role.RELEASE).finished:
+        if body["kind"] == "Job" and _released_uid(body) and not view_job(body).finished:
             self._ask(body)
 
     def _ask(self, body: Body) -> None:
@@ -128,7 +128,7 @@ class Releaser:
 
     def _has_ended(self, place: Where) -> bool:
         job = self._store.get(place.kind, place.namespace, place.name)
-        return job is None or view_job(job, Role.RELEASE).finished
+        return job is None or view_job(job).finished
 
     def _pods(self, body: Body, uid: str) -> list[Body]:
         return find_runners(self._store, key_of(body), uid)

@@ -42,7 +42,7 @@ def test_a_hand_over_goes_through_its_steps():
     moving = decide(build_observed(processor=processor, previous=draining.status), NOW)
     name = hand_over_job_name(processor)
     assert [(job.name, job.role) for job in moving.start_jobs] == [(name, Role.HAND_OVER)]
-    job = JobView(name, Role.HAND_OVER, finished=True, succeeded=True)
+    job = JobView(name, finished=True, succeeded=True)
     done = decide(build_observed(processor=processor, previous=moving.status, jobs=(job,)), NOW)
     assert done.status.hand_over is not None
     assert (done.status.hand_over.step, ready(done)) == ("Done", ("True", "HandedOver"))
@@ -55,7 +55,7 @@ def test_a_hand_over_that_fails_says_why():
     name = hand_over_job_name(processor)
     words = build_report(WorkerState.CLAIM_REFUSED, Reason.CLAIM_HELD, message="a/b/c holds the claim")
     pod = build_pod("give", role=Role.HAND_OVER, phase="Failed", job=name, last_words=words, exit_code=10, ready=False)
-    job = JobView(name, Role.HAND_OVER, finished=True, succeeded=False)
+    job = JobView(name, finished=True, succeeded=False)
     decision = decide(build_observed(pod, processor=processor, jobs=(job,)), NOW)
     assert condition(decision, "Stalled") == ("True", "HandOverFailed")
     assert "a/b/c holds the claim" in decision.result.message
@@ -92,7 +92,7 @@ def test_a_hand_over_to_what_is_not_there_stops_nothing_and_names_it():
 def test_a_transfer_that_has_begun_is_not_called_off():
     """What its job does is not known before it has ended: workers beside it would be refused."""
     processor = build_processor(**ELSEWHERE)
-    job = JobView(hand_over_job_name(processor), Role.HAND_OVER, finished=False, succeeded=False)
+    job = JobView(hand_over_job_name(processor), finished=False, succeeded=False)
     decision = decide(build_observed(processor=processor, jobs=(job,), successor_missing=True), NOW)
     assert decision.status.hand_over is not None
     assert (decision.status.hand_over.step, decision.replicas) == ("Transferring", 0)

@@ -36,7 +36,7 @@ def finished_try(code: int, **fields: Any) -> Observed:
     pod = build_pod(
         "try", role=Role.CLAIM, phase="Failed", job="orders-claim-2", last_words=report, exit_code=code, ready=False
     )
-    job = JobView("orders-claim-2", Role.CLAIM, finished=True, succeeded=code == 0)
+    job = JobView("orders-claim-2", finished=True, succeeded=code == 0)
     return build_observed(pod, jobs=(job,), previous=WAITING, **fields)
 
 
@@ -73,7 +73,7 @@ def test_a_known_duplicate_of_another_database_starts_after_its_try():
     hinted = decide(build_observed(siblings=(build_sibling(),)), NOW)
     assert [job.name for job in hinted.start_jobs] == ["orders-claim-0"]
     assert condition(hinted, "Stalled")[0] == "False"
-    job = JobView("orders-claim-0", Role.CLAIM, finished=True, succeeded=True)
+    job = JobView("orders-claim-0", finished=True, succeeded=True)
     granted = decide(build_observed(siblings=(build_sibling(),), jobs=(job,), previous=hinted.status), NOW)
     assert (granted.status.ownership.state, granted.replicas) == ("Granted", 1)
 
