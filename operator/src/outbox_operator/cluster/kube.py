@@ -65,8 +65,6 @@ Server-side apply answers a manifest that does not fit its schema with 500, with
 only looks for keys that are there twice (kubernetes/kubernetes#122480, #139253).
 """
 
-Bodies = list[dict[str, Any]]
-
 log = logging.getLogger(__name__)
 
 
@@ -208,15 +206,19 @@ class Kube:
         labels: str = "",
         fields: str = "",
         metadata_only: bool = False,
+        from_memory: bool = False,
         keep: Callable[[dict[str, Any]], dict[str, Any]] = dict,
     ) -> tuple[list[dict[str, Any]], int]:
         """List objects page by page, and say as of which resourceVersion; an empty namespace means all.
 
-        Of each object only what `keep` answers is kept: pages of whole objects take much memory.
+        Of each object only what `keep` answers is kept: pages of whole objects take much memory. `from_memory`: the API
+        server answers from its memory, on one page, cheap and maybe late.
         """
         accept = _METADATA if metadata_only else "application/json"
         items: list[dict[str, Any]] = []
-        params = {"limit": str(PAGE), **_selectors(labels, fields)}
+        params = {"resourceVersion": "0"} if from_memory else {"limit": str(PAGE)}
+        params |= {"labelSelector": labels} if labels else {}
+        params |= {"fieldSelector": fields} if fields else {}
         while True:
             path = Where(kind, namespace).path()
             page = await self.call("GET", path, params=params, accept=accept, with_owners=False)
@@ -226,13 +228,6 @@ class Kube:
             if not token:
                 return items, _version_of(page)
             params["continue"] = token
-
-    async def list_metadata(self, kind: str, namespace: str, *, labels: str = "") -> tuple[Bodies, int]:
-        """List all objects' metadata by one call, which the API server answers from its memory: cheap, maybe late."""
-        params = {"resourceVersion": "0", **_selectors(labels, "")}
-        path = Where(kind, namespace).path()
-        page = await self.call("GET", path, params=params, accept=_METADATA, with_owners=False)
-        return [{**item, "kind": kind} for item in page.get("items") or ()], _version_of(page)
 
     async def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
         """Apply server-side: what we set is ours, also where another client set it before."""
@@ -285,11 +280,6 @@ class Kube:
                 return None
             raise
         return answer
-
-
-def _selectors(labels: str, fields: str) -> dict[str, str]:
-    found = {"labelSelector": labels, "fieldSelector": fields}
-    return {name: value for name, value in found.items() if value}
 
 
 def _version_of(page: dict[str, Any]) -> int:

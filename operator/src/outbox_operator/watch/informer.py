@@ -102,7 +102,9 @@ class Informer:
 
     async def _has_missed(self) -> bool:
         """Tell whether the watch has missed changes, and count them."""
-        bodies, version = await self._kube.list_metadata(self._kind, self._namespace, labels=self._labels)
+        bodies, version = await self._kube.list(
+            self._kind, self._namespace, labels=self._labels, metadata_only=True, from_memory=True
+        )
         listing = Listing(self._kind, self._namespace, bodies, version)
         if self._store.find_newer(listing) or self._store.find_gone(listing):
             await asyncio.sleep(GRACE)

@@ -16,9 +16,8 @@ from outbox_operator.watch.store import Store
 from tests.unit.operator.watch.test_listings import pod
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
-    from outbox_operator.cluster.kube import Bodies
     from outbox_operator.watch.store import Body
 
 
@@ -31,17 +30,11 @@ class Server:
         self.refused = ""
         self.calls: list[str] = []
 
-    async def list_metadata(self, *_: str, **__: object) -> tuple[Bodies, int]:
-        return self._answer("look")
-
-    def _answer(self, call: str) -> tuple[Bodies, int]:
-        self.calls.append(call)
+    async def list(self, *_: str, from_memory: bool = False, **__: object) -> tuple[Sequence[Body], int]:
+        self.calls.append("look" if from_memory else "list")
         if self.refused:
             raise KubeError(403, "Forbidden", self.refused)
-        return list(self.there), self.version
-
-    async def list(self, *_: str, **__: object) -> tuple[Bodies, int]:
-        return self._answer("list")
+        return [*self.there], self.version
 
 
 @asynccontextmanager
