@@ -24,6 +24,7 @@ from outbox_operator.decision.reachability import describe_all_unreachable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from outbox_core.report import Conflict
     from outbox_operator.api.observed import Observed
     from outbox_operator.decision.facts import Facts
 
@@ -52,7 +53,7 @@ def _obstructed(facts: Facts) -> PolicyResult | None:
 
 def _handing_over(facts: Facts) -> PolicyResult | None:
     progress = facts.hand_over
-    if facts.observed.processor.spec.hand_over_to is None or progress is None or progress.step == HandOverStep.WAITING:
+    if progress is None or progress.step == HandOverStep.WAITING:
         return None
     if progress.step == HandOverStep.DONE:
         message = f"the claim was given to {progress.to}; remove spec.handOverTo to ask for it again"
@@ -79,7 +80,7 @@ def _conflict_open(facts: Facts) -> PolicyResult | None:
     if conflict is None or facts.resolution is not None:
         return None
     reason = Reason.CHECKPOINT_AHEAD if conflict.code == 2 else Reason.CHECKPOINT_OLDER
-    message = _with_change(facts, describe_open(facts))
+    message = _with_change(facts, _describe_open(facts, conflict))
     # A partition that waits for a person does not stop the others.
     return PolicyResult(Phase.BLOCKED, reason, message, stalled=True, stops_workers=not _is_divided(facts))
 
@@ -94,11 +95,8 @@ def _is_divided(facts: Facts) -> bool:
     return facts.observed.processor.spec.delivery.mode is Mode.PARTITIONED
 
 
-def describe_open(facts: Facts) -> str:
+def _describe_open(facts: Facts, conflict: Conflict) -> str:
     """Say what was changed and how a person decides."""
-    conflict = facts.conflicts.open
-    if conflict is None:
-        return ""
     name = facts.observed.processor.name
     what = "further ahead than" if conflict.code == 2 else "older than"
     accept = (
@@ -129,7 +127,12 @@ def _propose_rewind(expected: str | None) -> str:
 def _owned_elsewhere(facts: Facts) -> PolicyResult | None:
     if facts.ownership.state != OwnershipState.REFUSED:
         return None
-    return PolicyResult(Phase.WAITING, Reason.CLAIM_HELD, describe_holder(facts), stalled=True)
+    who = facts.ownership.holder or "another resource"
+    message = (
+        f"processorId {facts.observed.processor.processor_id!r} is owned by {who}; this resource handles nothing and "
+        f"takes over when the owner goes. Delete or hand over that one, or create this one with another processorId"
+    )
+    return PolicyResult(Phase.WAITING, Reason.CLAIM_HELD, message, stalled=True)
 
 
 def _trying(facts: Facts) -> PolicyResult | None:
@@ -145,15 +148,6 @@ def _trying(facts: Facts) -> PolicyResult | None:
     others = ", ".join(f"{sibling.namespace}/{sibling.name}" for sibling in facts.observed.siblings)
     message = f"{others} asks for the same processorId: the database is asked whose it is before workers start"
     return PolicyResult(Phase.STARTING, Reason.CLAIMING, message)
-
-
-def describe_holder(facts: Facts) -> str:
-    """Say who owns the processorId and what to do."""
-    who = facts.ownership.holder or "another resource"
-    return (
-        f"processorId {facts.observed.processor.processor_id!r} is owned by {who}; this resource handles nothing and "
-        f"takes over when the owner goes. Delete or hand over that one, or create this one with another processorId"
-    )
 
 
 def _scaled_to_zero(facts: Facts) -> PolicyResult | None:
