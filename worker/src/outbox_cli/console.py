@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
+
+from pydantic.alias_generators import to_camel
 
 from outbox_cli.errors import RefusedError
 from outbox_cli.progress import Progress
@@ -15,7 +17,7 @@ from outbox_core.plain import plain_checkpoints
 from outbox_core.span import format_age
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 Record = dict[str, Any]
 """One result; keys are camelCase, as in the resource's status."""
@@ -105,6 +107,11 @@ class Console:
         print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)  # noqa: T201
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise RefusedError("not done")
+
+
+def record_of(found: Any, but: Collection[str] = ()) -> Record:
+    """Return the fields of a dataclass, without those that are named."""
+    return {to_camel(each.name): getattr(found, each.name) for each in fields(found) if each.name not in but}
 
 
 def printable(text: str) -> str:

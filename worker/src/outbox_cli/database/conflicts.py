@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from outbox_cli.command import against_database, whoami
-from outbox_cli.console import Column
+from outbox_cli.console import Column, record_of
 from outbox_cli.database.reposition import find_partition, heed_answer, preview, tell_resource
 from outbox_cli.database.sources import Sources
 from outbox_cli.errors import Exit, RefusedError
@@ -17,7 +17,6 @@ from outbox_worker.postgres.progress import conflicts
 if TYPE_CHECKING:
     from outbox_cli.command import Context
     from outbox_cli.console import Record
-    from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.postgres.admin.overview import ConflictView
     from outbox_worker.postgres.connection import Connection
 
@@ -98,22 +97,4 @@ def _decider(context: Context) -> str:
 
 
 def _record(conflict: ConflictView) -> Record:
-    return {
-        "id": conflict.id,
-        "processorId": conflict.processor_id,
-        "partition": conflict.partition,
-        "code": conflict.code,
-        "expected": _text(conflict.expected),
-        "stored": _text(conflict.stored),
-        "new": _text(conflict.new),
-        "pod": conflict.pod,
-        "time": conflict.recorded_at,
-        "open": conflict.is_open,
-        "resolution": conflict.resolution,
-        "decidedBy": conflict.decided_by,
-        "resolvedAt": conflict.resolved_at,
-    }
-
-
-def _text(pair: Checkpoint | None) -> str | None:
-    return None if pair is None else str(pair)
+    return record_of(conflict, but=("needs_person",)) | {"open": conflict.is_open}

@@ -13,7 +13,7 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.command import against_database, need_reason, whoami
-from outbox_cli.console import Column
+from outbox_cli.console import Column, record_of
 from outbox_cli.database.reposition import find_partition
 from outbox_cli.errors import Exit, RefusedError, UsageError
 from outbox_core.errors import OutboxError, TransientError
@@ -245,23 +245,7 @@ def _patiently(act: Callable[[], int]) -> int:
 
 
 def _dead_record(dead_letter: DeadLetter, *, payload: bool) -> Record:
-    record: Record = {
-        "id": dead_letter.id,
-        "processorId": dead_letter.processor_id,
-        "partition": dead_letter.partition,
-        "key": dead_letter.key,
-        "messageId": dead_letter.message_id,
-        "messageType": dead_letter.message_type,
-        "pair": str(dead_letter.pair),
-        "attempts": dead_letter.attempts,
-        "errorClass": dead_letter.error_class,
-        "error": dead_letter.error,
-        "shortError": _short(dead_letter.error),
-        "blocks": dead_letter.blocks,
-        "behind": dead_letter.behind,
-        "diedAt": dead_letter.died_at,
-    }
-    return record | {"data": dead_letter.data} if payload else record
+    return record_of(dead_letter, but=() if payload else ("data",)) | {"shortError": _short(dead_letter.error)}
 
 
 def _state(held: HeldView) -> str:
@@ -271,24 +255,8 @@ def _state(held: HeldView) -> str:
 
 
 def _held_record(held: HeldView) -> Record:
-    return {
-        "processorId": held.processor_id,
-        "partition": held.partition,
-        "key": held.key,
-        "messageId": held.message_id,
-        "messageType": held.message_type,
-        "pair": str(held.pair),
-        "state": _state(held),
-        "attempts": held.attempts,
-        "deaths": held.crash_count,
-        "errorClass": held.error_class,
-        "error": held.error,
-        "shortError": None if held.error is None else _short(held.error),
-        "blocks": held.blocks,
-        "behind": held.behind,
-        "heldAt": held.held_at,
-        "nextAttemptAt": held.next_attempt_at,
-    }
+    short = None if held.error is None else _short(held.error)
+    return record_of(held, but=("place", "is_behind")) | {"state": _state(held), "shortError": short}
 
 
 def _short(text: str) -> str:

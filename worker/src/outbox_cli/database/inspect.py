@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from outbox_cli.command import against_database, against_source
-from outbox_cli.console import Column
+from outbox_cli.console import Column, record_of
 from outbox_cli.database.lag import LagReader
 from outbox_cli.database.sources import Sources
 from outbox_cli.database.words import choose_word, describe_word, format_reason, name_of, state_of, word_record
@@ -251,17 +251,8 @@ def _has_waiting(connection: Connection, context: Context) -> bool:
 
 
 def _writer(writer: Writer) -> Record:
-    return {
-        "transactionId": writer.transaction_id,
-        "pid": writer.pid,
-        "application": writer.application,
-        "processor": writer.processor,
-        "database": writer.database,
-        "role": writer.role,
-        "state": writer.state,
-        "preparedTransaction": writer.prepared,
-        "ageSeconds": writer.age_seconds,
-    }
+    more = {"processor": writer.processor, "preparedTransaction": writer.prepared}
+    return record_of(writer, but=("holds", "prepared", "backend_type")) | more
 
 
 @against_database
@@ -269,18 +260,8 @@ def audit(connection: Connection, context: Context) -> Exit:
     """List what people decided."""
     subject = context.subject
     records = [
-        {
-            "id": act.id,
-            "time": act.acted_at,
-            "act": act.act,
-            "processorId": act.processor_id,
-            "partition": act.partition,
-            "from": None if act.before is None else str(act.before),
-            "to": None if act.after is None else str(act.after),
-            "decidedBy": act.decided_by,
-            "sessionRole": act.session_role,
-            "reason": act.reason,
-        }
+        record_of(act, but=("before", "after", "acted_at"))
+        | {"time": act.acted_at, "from": act.before, "to": act.after}
         for act in list_audit_log(connection, subject.schema, subject.processor_id, context.options.limit)
     ]
     context.console.show(records, _AUDIT, empty="the audit log is empty")

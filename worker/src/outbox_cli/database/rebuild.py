@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 
 from outbox_cli.command import against_database
-from outbox_cli.console import Column
+from outbox_cli.console import Column, record_of
 from outbox_cli.database.sources import Sources
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_cli.manifest import read_manifest
@@ -77,16 +77,10 @@ def _behind(sources: Sources, connection: Connection, schema: str, row: RebuildR
 
 
 def _record(row: RebuildRow, behind: str | int | None) -> Record:
-    return {
-        "processorId": row.processor_id,
-        "of": row.of,
-        "state": "Running" if row.swapped_at is None else "Swapped",
-        "begunAt": row.begun_at,
-        "swappedAt": row.swapped_at,
-        "checkpoint": None if row.new is None else str(row.new),
-        "otherCheckpoint": None if row.old is None else str(row.old),
-        "behind": behind,
-    }
+    state = "Running" if row.swapped_at is None else "Swapped"
+    return record_of(row, but=("new", "old")) | {
+        "state": state, "checkpoint": row.new, "otherCheckpoint": row.old, "behind": behind,
+    }  # fmt: skip
 
 
 @against_database

@@ -82,7 +82,7 @@ class HeldView:
     message_type: str
     pair: Checkpoint
     attempts: int
-    crash_count: int
+    deaths: int
     error_class: str | None
     error: str | None
     blocks: bool

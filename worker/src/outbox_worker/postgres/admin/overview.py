@@ -71,7 +71,7 @@ class ConflictView:
     stored: Checkpoint | None
     new: Checkpoint | None
     pod: str
-    recorded_at: datetime
+    time: datetime
     needs_person: bool
     resolved_at: datetime | None
     resolution: str | None
@@ -188,11 +188,12 @@ def _processor(row: dict[str, Any]) -> ProcessorView:
 
 
 def _conflict(row: dict[str, Any]) -> ConflictView:
-    same = ("id", "processor_id", "partition", "code", "pod", "recorded_at", "needs_person", "resolved_at")
+    same = ("id", "processor_id", "partition", "code", "pod", "needs_person", "resolved_at")
     return ConflictView(
         expected=build_pair(row["expected_transaction_id"], row["expected_position"]),
         stored=build_pair(row["stored_transaction_id"], row["stored_position"]),
         new=build_pair(row["new_transaction_id"], row["new_position"]),
+        time=row["recorded_at"],
         resolution=row["resolution"],
         decided_by=row["decided_by"],
         **{name: row[name] for name in same},

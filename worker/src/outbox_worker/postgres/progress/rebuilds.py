@@ -50,13 +50,12 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class RebuildRow:
-    """One rebuild for people; `at` is the pair at which the replaced one stood, of a divided one the furthest."""
+    """One rebuild for people, with both checkpoints; of a divided processor the furthest."""
 
     processor_id: str
     of: str
     begun_at: datetime
     swapped_at: datetime | None
-    at: Checkpoint | None
     new: Checkpoint | None
     old: Checkpoint | None
 
@@ -201,8 +200,7 @@ def list_rebuilds(connection: Connection, schema: str, processor_id: str | None 
     return [
         RebuildRow(
             row["processor_id"], row["of_processor_id"], row["begun_at"], row["swapped_at"],
-            build_pair(row["t"], row["position"]), build_pair(row["new_t"], row["new_p"]),
-            build_pair(row["old_t"], row["old_p"]),
+            build_pair(row["new_t"], row["new_p"]), build_pair(row["old_t"], row["old_p"]),
         )
         for row in rows
     ]  # fmt: skip

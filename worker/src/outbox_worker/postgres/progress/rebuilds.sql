@@ -30,7 +30,7 @@ ORDER BY l.partition
 
 -- name: list_rebuilds
 -- Which processor replaces which, with both checkpoints; of a partitioned one the furthest.
-SELECT r.processor_id, r.of_processor_id, r.begun_at, r.swapped_at, r.transaction_id::text AS t, r.position,
+SELECT r.processor_id, r.of_processor_id, r.begun_at, r.swapped_at,
        n.t AS new_t, n.p AS new_p, o.t AS old_t, o.p AS old_p
 FROM {schema}.processor_rebuilds AS r
 LEFT JOIN LATERAL (
