@@ -38,14 +38,13 @@ def call(connection: Connection, schema: str, function: str, /, **arguments: obj
     return None if row is None else row[0]
 
 
-def call_row(connection: Connection, schema: str, function: str, /, **arguments: object) -> tuple[Any, ...] | None:
-    """Return the first row, with the columns in the order of the function's RETURNS; otherwise like `call`."""
-    rows = call_rows(connection, schema, function, **arguments)
-    return rows[0] if rows else None
+def call_row(connection: Connection, schema: str, function: str, /, **arguments: object) -> tuple[Any, ...]:
+    """Return the row that the function always answers, its columns in the order of RETURNS; otherwise like `call`."""
+    return call_rows(connection, schema, function, **arguments)[0]
 
 
 def call_rows(connection: Connection, schema: str, function: str, /, **arguments: object) -> list[tuple[Any, ...]]:
-    """Return all rows; otherwise like `call_row`."""
+    """Return all rows, of a function that may answer none or several; otherwise like `call_row`."""
     return fetch_rows(connection, _compose(schema, function, tuple(arguments)), arguments)
 
 
@@ -57,6 +56,13 @@ def fetch_row(
         return connection.execute(statement, parameters).fetchone()
     except psycopg.Error as err:
         raise translate(err) from err
+
+
+def fetch_one(
+    connection: Connection, statement: Statement, parameters: Mapping[str, Any] | None = None
+) -> tuple[Any, ...]:
+    """Return the row of a statement that always has one; otherwise like `fetch_row`."""
+    return fetch_rows(connection, statement, parameters)[0]
 
 
 def fetch_rows(

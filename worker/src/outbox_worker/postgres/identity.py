@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
-from outbox_worker.postgres.call import call, fetch_dicts, fetch_row
+from outbox_worker.postgres.call import call, fetch_dicts, fetch_one, fetch_row
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.table import OutboxTable
 
@@ -99,8 +99,7 @@ def check_identity(
 
 def refuse_standby(connection: Connection) -> None:
     """Raise TransientError, `DatabaseUnavailable`, on a standby: nothing can be stored there until it is promoted."""
-    row = fetch_row(connection, "SELECT pg_is_in_recovery()")
-    if row is not None and row[0]:
+    if fetch_one(connection, "SELECT pg_is_in_recovery()")[0]:
         raise TransientError(
             "this server is a standby: nothing can be stored here until it is promoted",
             reason=Reason.DATABASE_UNAVAILABLE,

@@ -170,16 +170,16 @@ def bind(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str,
         ConfigurationError: `SourceDiffers`: it reads another one.
 
     """
-    row = call_row(
+    bound, identity, described = call_row(
         connection, key.schema, "bind_processor_source", processor_id=key.processor_id, claim_uid=claim_uid,
         source=None if source is None else source.identity, described=None if source is None else source.described,
     )  # fmt: skip
-    if row is not None and row[0]:
+    if bound:
         return
     here = "the database of its checkpoint" if source is None else source.described
-    written = row[2] if row is not None and row[2] is not None else "the database of its checkpoint"
-    if source is not None and row is not None and row[1] is not None:
-        _refuse_changed_ids(key, row[1], written, source)
+    written = described or "the database of its checkpoint"
+    if source is not None and identity is not None:
+        _refuse_changed_ids(key, identity, written, source)
     raise ConfigurationError(
         f"the checkpoint of processor {key.processor_id!r} belongs to messages of {written}, and {here} is to be read: "
         "its pairs mean nothing there. Use another processorId; where the source only moved, `outbox forget-source`",

@@ -15,7 +15,7 @@ from psycopg import sql
 from outbox_core.progress.coverage import as_window, meet
 from outbox_worker.postgres.admin.mappings import list_mappings
 from outbox_worker.postgres.admin.overview import list_processors
-from outbox_worker.postgres.call import fetch_row, fetch_rows, fetch_rows_if_known
+from outbox_worker.postgres.call import fetch_one, fetch_rows, fetch_rows_if_known
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.table import OutboxTable
@@ -156,10 +156,7 @@ def prune_page(
         "uppers": [each.upper for each in examined], "places": [each.position for each in examined],
         "older_than": pruning.older_than, "batch": pruning.batch, "delete": pruning.delete,
     }  # fmt: skip
-    row = fetch_row(connection, statement, parameters)
-    if row is None:
-        return Page(0, 0, 0, None)
-    rows, chosen, deleted, t, p = row
+    rows, chosen, deleted, t, p = fetch_one(connection, statement, parameters)
     return Page(rows, chosen, deleted, None if t is None else (t, p))
 
 

@@ -24,7 +24,7 @@ from outbox_core.progress.snapshot import Snapshot
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import Lag, Reason, Unfinished
 from outbox_sql.guide import quote
-from outbox_worker.postgres.call import call, call_row, fetch_row, fetch_rows
+from outbox_worker.postgres.call import call, call_row, fetch_one, fetch_row, fetch_rows
 from outbox_worker.postgres.errors import translate
 from outbox_worker.postgres.feeds.next_messages import NextMessages, dispatch_positions_of
 from outbox_worker.postgres.identity import crashed
@@ -101,7 +101,7 @@ def join(
     start = BEGINNING if known or competing.queue else start_pair(connection, source, start_from)
     horizon = max(1, start.transaction_id)
     try:
-        row = call_row(
+        owned, queue, begun = call_row(
             connection, key.schema, "begin_competing", processor_id=key.processor_id, claim_uid=consumer.claim_uid,
             queue=competing.queue, lower=str(Snapshot(horizon, horizon)), **pair_parameters("after", start),
         )  # fmt: skip
@@ -112,20 +112,20 @@ def join(
             f"processor {key.processor_id!r} has checkpoints of another mode here: use another processorId",
             reason=Reason.PARTITIONS_DIFFER,
         ) from err
-    if row is None or not row[0]:
+    if not owned:
         return None
-    if row[1] != competing.queue:
-        if row[1] is None and not known:
+    if queue != competing.queue:
+        if queue is None and not known:
             raise ConfigurationError(
                 f"queue {competing.queue!r} is another processor's: use its processorId, or another queue",
                 reason=Reason.PARTITIONS_DIFFER,
             )
-        there = "the outbox" if row[1] is None else f"queue {row[1]!r}"
+        there = "the outbox" if queue is None else f"queue {queue!r}"
         raise ConfigurationError(
             f"processor {key.processor_id!r} works over {there} here: use another processorId",
             reason=Reason.PARTITIONS_DIFFER,
         )
-    return bool(row[2])
+    return bool(begun)
 
 
 class BatchTaker:
@@ -208,8 +208,8 @@ class BatchTaker:
 
     def find_next_due(self, connection: psycopg.Connection[Any]) -> float:
         """Return the seconds until what waits may be handled, if nothing is written meanwhile; inf: nothing waits."""
-        row = fetch_row(connection, self._next_due_statement)
-        return inf if row is None or row[0] is None else float(row[0])
+        (seconds,) = fetch_one(connection, self._next_due_statement)
+        return inf if seconds is None else float(seconds)
 
     def _lock(self, connection: psycopg.Connection[Any]) -> tuple[list[DispatchPosition], str]:
         cursor = connection.execute(self._lock_statement)
@@ -276,10 +276,10 @@ class BatchTaker:
         parameters = self._names | more | pair_parameters("upto", upto) | {
             "batch": claimed.id, "attempt": claimed.attempt, "messages": messages, "server_run": self.server_run,
         }  # fmt: skip
-        row = fetch_row(connection, in_schema(statement, self._key.schema), parameters)
-        if row is not None and row[0] is None:
+        (settled,) = fetch_one(connection, in_schema(statement, self._key.schema), parameters)
+        if settled is None:
             raise crashed()
-        return row is not None and bool(row[0])
+        return bool(settled)
 
     def renew(self, connection: psycopg.Connection[Any], claimed: ClaimedBatch) -> int:
         """Heartbeat: whether this attempt of the batch is still this consumer's, 1 or 0."""
@@ -317,16 +317,16 @@ def empty_tables(connection: psycopg.Connection[Any], key: ProcessorKey, competi
     parameters = {
         "processor_id": key.processor_id, "keep": competing.keep_done, "segment_bytes": SEGMENT_BYTES,
     }  # fmt: skip
-    row = fetch_row(connection, in_schema("rotate_competing", key.schema), parameters)
-    return [] if row is None else list(row[0])
+    (emptied,) = fetch_one(connection, in_schema("rotate_competing", key.schema), parameters)
+    return list(emptied)
 
 
 def count_unfinished(connection: psycopg.Connection[Any], key: ProcessorKey, cap: int = LAG_CAP) -> Unfinished:
     """Count what is handed out and not done; of messages that wait for another attempt at most `cap`."""
     parameters = {"processor_id": key.processor_id, "cap": cap}
-    row = fetch_row(connection, in_schema("count_unfinished", key.schema), parameters)
+    row = fetch_one(connection, in_schema("count_unfinished", key.schema), parameters)
     names = ("messages", "batches", "free", "retries", "consumers", "oldest_seconds")
-    return Unfinished(**dict(zip(names, row or (0,) * len(names), strict=True)))
+    return Unfinished(**dict(zip(names, row, strict=True)))
 
 
 def with_consumers(connection: psycopg.Connection[Any], schema: str, view: ProcessorView) -> ProcessorView:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.progress.checkpoint import Checkpoint, parse_checkpoint
-from outbox_worker.postgres.call import fetch_row
+from outbox_worker.postgres.call import fetch_one, fetch_row
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
 
@@ -42,8 +42,8 @@ def record(connection: Connection, key: ProcessorKey, place: Checkpoint, *, reas
 
 def find(connection: Connection, key: ProcessorKey, place: str) -> bool:
     """Say whether a person gave the message at this place up, since the processor was last rewound."""
-    row = fetch_row(connection, in_schema("find_giving_up", key.schema), _at(key, parse_checkpoint(place)))
-    return row is not None and bool(row[0])
+    (given_up,) = fetch_one(connection, in_schema("find_giving_up", key.schema), _at(key, parse_checkpoint(place)))
+    return bool(given_up)
 
 
 def _at(key: ProcessorKey, place: Checkpoint) -> dict[str, Any]:

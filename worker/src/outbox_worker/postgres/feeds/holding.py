@@ -17,7 +17,7 @@ from outbox_core.part import Places
 from outbox_core.processor.outcomes import Review
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import BlockedKey, FailureSummary
-from outbox_worker.postgres.call import call, call_row, fetch_row, fetch_rows
+from outbox_worker.postgres.call import call, call_row, fetch_one, fetch_row, fetch_rows
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.payloads import shipped_columns
 from outbox_worker.postgres.reading.read_range import pair_literals
@@ -66,8 +66,8 @@ def carry(connection: Connection, rows: sql.Composable) -> sql.Composed:
 
     As the batch itself, they travel as one JSON value.
     """
-    row = fetch_row(connection, load("carry_rows").format(rows=rows))
-    return load("carried_relation").format(rows=sql.Literal("[]" if row is None else row[0]))
+    (carried,) = fetch_one(connection, load("carry_rows").format(rows=rows))
+    return load("carried_relation").format(rows=sql.Literal(carried))
 
 
 def survey(
@@ -78,8 +78,7 @@ def survey(
     The first are left out without `with_places`: the search for messages that fail needs them, nothing else.
     """
     statement = load("survey_range").format(rows=rows, all=sql.Literal(with_places), **_identified(key))
-    row = fetch_row(connection, statement)
-    *found, ids, positions = row or (None,) * 5
+    *found, ids, positions = fetch_one(connection, statement)
     out = zip(ids or (), positions or (), strict=True)
     return Places(*(each or () for each in found)), tuple(Checkpoint(int(t), position) for t, position in out)
 
@@ -109,8 +108,8 @@ def cut_at_delayed(connection: Connection, batch: Batch, rows: sql.Composable, r
 
 def list_range(connection: Connection, rows: sql.Composable, excluded: Iterable[Checkpoint]) -> Places:
     """Return where the messages of a range are, with their keys, in order, those `excluded` left out."""
-    row = fetch_row(connection, load("list_range").format(rows=rows, **_pairs(excluded)))
-    return Places(*(each or () for each in row or ()))
+    row = fetch_one(connection, load("list_range").format(rows=rows, **_pairs(excluded)))
+    return Places(*(each or () for each in row))
 
 
 def hold(
@@ -137,8 +136,7 @@ def hold(
         **_pairs(wanted),
         **_identified(key),
     )
-    row = fetch_row(connection, statement)
-    kept, found = (-1, 0) if row is None else row
+    kept, found = fetch_one(connection, statement)
     if kept < 0:
         return NOT_OURS
     missing = len(wanted) - found
@@ -202,11 +200,10 @@ def review(
     connection: Connection, key: ProcessorKey, lease: HeldLease, *, generation: int, forgive: bool
 ) -> Review | None:
     """Look at what former owners left, and let what was given up be tried again; None: not the owner."""
-    row = call_row(connection, key.schema, "review_lane", **_leased(key, lease), generation=generation, forgive=forgive)
-    if row is None or not row[0]:
-        return None
-    _, any_held, blocking, *counts = row
-    return Review(any_held, blocking, *(count or 0 for count in counts))
+    owned, any_held, blocking, *counts = call_row(
+        connection, key.schema, "review_lane", **_leased(key, lease), generation=generation, forgive=forgive
+    )
+    return Review(any_held, blocking, *(count or 0 for count in counts)) if owned else None
 
 
 def find_last(connection: Connection, rows: sql.Composable) -> Checkpoint | None:
@@ -253,7 +250,7 @@ def without_excluded(rows: sql.Composed, excluded: Iterable[Checkpoint]) -> sql.
 def observe(connection: Connection, key: ProcessorKey) -> tuple[FailureSummary, Mapping[int, Seen]]:
     """Look at all partitions of the processor, for people and for runners whose messages a person redrove."""
     names = {"processor_id": key.processor_id}
-    held, dead = fetch_row(connection, in_schema("count_failures", key.schema), names | {"cap": COUNT_CAP}) or (0, 0)
+    held, dead = fetch_one(connection, in_schema("count_failures", key.schema), names | {"cap": COUNT_CAP})
     blocked = in_schema("list_blocked_keys", key.schema)
     keys = fetch_rows(connection, blocked, names | {"limit": KEYS_NAMED}) if held or dead else []
     seen = fetch_rows(connection, in_schema("observe_held", key.schema), names)

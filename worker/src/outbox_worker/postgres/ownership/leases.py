@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_core.report import ResourceRef
 from outbox_sql.guide import quote
-from outbox_worker.postgres.call import call, call_row, fetch_row
+from outbox_worker.postgres.call import call, call_row, fetch_one, fetch_row
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import in_schema, load
 
@@ -130,10 +130,7 @@ def acquire_lease(
     row = call_row(
         connection, key.schema, "acquire_lease", **key.names, claim_uid=claim_uid, pod=pod, token=token, lease=lease
     )
-    if row is None:
-        return LeaseAnswer(acquired=False, epoch=None, pod=None, expires_at=None)
-    acquired, epoch, holder, expires_at = row
-    return LeaseAnswer(acquired=acquired, epoch=epoch, pod=holder, expires_at=expires_at)
+    return LeaseAnswer(*row)
 
 
 def renew_lease(connection: Connection, key: ProcessorKey, *, epoch: int, token: UUID, lease: timedelta) -> bool:
@@ -193,8 +190,8 @@ def end_stuck_attempts(connection: Connection, key: ProcessorKey, *, batch: int,
 def _end_stuck(connection: Connection, key: ProcessorKey, former: str, names: dict[str, Any]) -> Stuck:
     """End stuck transactions that hold one of the locks that the statement `former` names."""
     statement = load("end_stuck_transactions").format(former=in_schema(former, key.schema))
-    row = fetch_row(connection, statement, names | {"processor_id": key.processor_id})
-    return Stuck() if row is None else Stuck(row[0], "" if row[1] is None else _describe_left(*row[1:]))
+    ended, *left = fetch_one(connection, statement, names | {"processor_id": key.processor_id})
+    return Stuck(ended, "" if left[0] is None else _describe_left(*left))
 
 
 def _describe_left(pid: int, role: str, hidden: bool, barred: bool, reader: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from outbox_core.partition import PartitionOwners
-from outbox_worker.postgres.call import call, call_row, call_rows, fetch_row, fetch_rows
+from outbox_worker.postgres.call import call, call_row, call_rows, fetch_one, fetch_row, fetch_rows
 from outbox_worker.postgres.progress.checkpoints import StoredCheckpoint, build_checkpoint
 from outbox_worker.postgres.queries import in_schema
 
@@ -79,13 +79,14 @@ def begin(
         transaction_id=None if start is None else str(start.transaction_id),
         position=None if start is None else start.position, epoch=epoch, owner_token=token,
     )  # fmt: skip
-    if row is not None and row[3] and start is not None and start.window is not None:
+    begun = Begun(*row)
+    if begun.begun and start is not None and start.window is not None:
         window = start.window
         call(
             connection, key.schema, "begin_windows", **key.names, lower=window.lower, upper=window.upper,
             position=window.position, epoch=epoch, owner_token=token,
         )  # fmt: skip
-    return Begun(*row) if row is not None else Begun(owned=False, count=None, by=None, begun=False)
+    return begun
 
 
 def fetch_count(connection: Connection, key: ProcessorKey) -> int | None:
@@ -119,7 +120,7 @@ def end_membership(connection: Connection, key: ProcessorKey, token: UUID) -> No
 def fetch_owners(connection: Connection, key: ProcessorKey, *, claim_uid: str, count: int) -> SeenOwners:
     """See who lives, who owns what of `count` partitions, and how many there are. A member that lapsed owns nothing."""
     statement = in_schema("fetch_owners", key.schema)
-    found, members, rows = fetch_rows(connection, statement, key.names | {"claim_uid": claim_uid})[0]
+    found, members, rows = fetch_one(connection, statement, key.names | {"claim_uid": claim_uid})
     leases = tuple(SeenLease(partition, UUID(token), epoch, pod) for partition, token, epoch, pod in rows or ())
     owners = {lease.partition: lease.token for lease in leases}
     return SeenOwners(count, tuple(members), owners, leases, found)

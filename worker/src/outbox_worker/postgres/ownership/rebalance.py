@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from outbox_core.progress.barrier import Obstacle, Partitioning, snapshot_barrier
-from outbox_worker.postgres.call import call, fetch_row, fetch_rows
+from outbox_worker.postgres.call import call, fetch_one, fetch_row, fetch_rows
 from outbox_worker.postgres.progress.checkpoints import build_pair
 from outbox_worker.postgres.queries import in_schema, load
 
@@ -90,5 +90,5 @@ def is_settled(connection: Connection, barrier: Checkpoint) -> bool:
     """
     if barrier.window is not None:
         return True
-    row = fetch_row(connection, load("fetch_bound"))
-    return row is not None and int(row[0]) > barrier.transaction_id
+    (high_water_mark,) = fetch_one(connection, load("fetch_bound"))
+    return int(high_water_mark) > barrier.transaction_id

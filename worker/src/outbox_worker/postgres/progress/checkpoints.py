@@ -19,7 +19,7 @@ from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint,
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import Reason
 from outbox_core.spec import DEFAULT_CURSOR, Cursor, StartType
-from outbox_worker.postgres.call import call, call_row, compose_call, fetch_row
+from outbox_worker.postgres.call import call, call_row, call_rows, compose_call, fetch_one, fetch_row
 from outbox_worker.postgres.queries import in_schema
 from outbox_worker.postgres.queries import load as load_query
 from outbox_worker.postgres.reading import range_reader
@@ -113,16 +113,15 @@ def load_untampered(connection: Connection, key: ProcessorKey) -> StoredCheckpoi
 
     """
     stored = load(connection, key)
-    row = call_row(connection, key.schema, "find_edit", **key.names)
-    if row is not None:
-        raise TamperedError(TamperCheck(build_pair(*row[:2]), build_pair(*row[2:])))
+    if edits := call_rows(connection, key.schema, "find_edit", **key.names):
+        raise TamperedError(TamperCheck(build_pair(*edits[0][:2]), build_pair(*edits[0][2:])))
     return stored
 
 
 def fetch_last_move(connection: Connection, key: ProcessorKey) -> int:
     """Return the number of the last recorded act by which a person moved the checkpoint; 0: none did."""
-    row = fetch_row(connection, in_schema("fetch_last_move", key.schema), key.names)
-    return int(row[0]) if row is not None else 0
+    (number,) = fetch_one(connection, in_schema("fetch_last_move", key.schema), key.names)
+    return int(number)
 
 
 def store(
@@ -178,12 +177,12 @@ def settle(connection: Connection, key: ProcessorKey, *, epoch: int, token: UUID
         TransientError: the old transaction is not over yet, ask again.
 
     """
-    row = call_row(connection, key.schema, "settle_processor_checkpoint", **key.names, epoch=epoch, owner_token=token)
-    if row is None or not row[0]:
-        return Settled(owned=False, pair=None)
+    owned, transaction_id, _ = call_row(
+        connection, key.schema, "settle_processor_checkpoint", **key.names, epoch=epoch, owner_token=token
+    )
     # Only the owner, which is asking, could store another one between the two.
-    stored = None if row[1] is None else load(connection, key)
-    return Settled(owned=True, pair=None if stored is None else stored.pair)
+    stored = None if transaction_id is None else load(connection, key)
+    return Settled(owned, None if stored is None else stored.pair)
 
 
 def start_pair(connection: Connection, source: Source, start_from: StartFrom) -> Checkpoint:
@@ -282,8 +281,8 @@ def ensure_start(
 
 def _fetch_high_water_mark(connection: Connection) -> Checkpoint:
     """Return the last pair that any settled transaction can have."""
-    row = fetch_row(connection, load_query("fetch_bound"))
-    return Checkpoint(int(row[0] if row else 1) - 1, MAX_POSITION)
+    (high_water_mark,) = fetch_one(connection, load_query("fetch_bound"))
+    return Checkpoint(int(high_water_mark) - 1, MAX_POSITION)
 
 
 def _before_first(connection: Connection, table: OutboxTable, query: str, parameters: dict[str, Any]) -> Checkpoint:

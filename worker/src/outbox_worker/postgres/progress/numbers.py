@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from outbox_core.errors import ConfigurationError
 from outbox_core.progress.numbering import Numbering
 from outbox_core.report import Reason
-from outbox_worker.postgres.call import call, call_row
+from outbox_worker.postgres.call import call, call_rows
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -40,10 +40,10 @@ def open_numbers(
             "startFrom",
             reason=Reason.CURSOR_DIFFERS,
         )
-    row = call_row(
+    rows = call_rows(
         connection, key.schema, "open_publisher_numbers", **key.names, mapping=mapping, epoch=epoch, owner_token=token
     )
-    return None if row is None else replace(stored, numbering=Numbering(str(row[0]), row[1]))
+    return replace(stored, numbering=Numbering(str(rows[0][0]), rows[0][1])) if rows else None
 
 
 def store_number(connection: Connection, key: ProcessorKey, stored: Checkpoint, numbering: Numbering) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError
-from outbox_worker.postgres.call import call, call_row, fetch_dicts, fetch_row, fetch_rows
+from outbox_worker.postgres.call import call, call_row, fetch_dicts, fetch_one, fetch_row, fetch_rows
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.progress.checkpoints import build_checkpoint, build_pair, partition_parameters
 from outbox_worker.postgres.queries import in_schema
@@ -62,12 +62,9 @@ class RebuildRow:
 
 def note(connection: Connection, key: ProcessorKey, of: str, *, epoch: int, token: UUID) -> Noted:
     """Write down, as the owner, which processor is to be replaced; learn whether it is."""
-    row = call_row(
+    noted_of, swapped_at, superseded_by = call_row(
         connection, key.schema, "note_rebuild", processor_id=key.processor_id, of=of, epoch=epoch, owner_token=token
     )
-    if row is None:
-        return Noted(None, None)
-    noted_of, swapped_at, superseded_by = row
     if noted_of == of:
         return Noted(swapped_at, superseded_by)
     return Noted(None, superseded_by, noted_of if swapped_at is not None else None)
@@ -140,8 +137,9 @@ class Unhandled:
 
 def count_unhandled(connection: Connection, key: ProcessorKey) -> Unhandled:
     """Count what keeps a projection from being what readers should get."""
-    row = fetch_row(connection, in_schema("count_unhandled", key.schema), {"processor_id": key.processor_id})
-    return Unhandled(*row) if row is not None else Unhandled(0, 0)
+    return Unhandled(
+        *fetch_one(connection, in_schema("count_unhandled", key.schema), {"processor_id": key.processor_id})
+    )
 
 
 def stand_still(connection: Connection, key: ProcessorKey) -> None:

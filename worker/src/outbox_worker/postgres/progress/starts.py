@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outbox_core.errors import ConfigurationError
-from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
+from outbox_core.progress.checkpoint import MAX_POSITION, Checkpoint
 from outbox_core.progress.coverage import as_window, find_common
 from outbox_core.report import Reason
 from outbox_core.spec import DEFAULT_CURSOR, Cursor
 from outbox_worker.postgres import remote_target
-from outbox_worker.postgres.call import call, fetch_row, fetch_rows
+from outbox_worker.postgres.call import call, fetch_one, fetch_rows
 from outbox_worker.postgres.progress.checkpoints import build_checkpoint, partition_parameters
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.range_scan import RangeScan
@@ -104,10 +104,7 @@ def _as_pair(source_connection: Connection, source: Source, checkpoint: Checkpoi
         return checkpoint
     scan = RangeScan.whole(source)
     statement = load("fetch_lowest_unexamined").format(rows=scan.first_unexamined(checkpoint.window))
-    row = fetch_row(source_connection, statement)
-    if row is None:
-        return BEGINNING
-    high_water_mark, transaction_id, position = row
+    high_water_mark, transaction_id, position = fetch_one(source_connection, statement)
     settled = Checkpoint(int(high_water_mark) - 1, MAX_POSITION)
     return settled if transaction_id is None else min(settled, Checkpoint(int(transaction_id), position - 1))
 
@@ -133,9 +130,10 @@ def _read(connection: Connection, key: ProcessorKey, other_id: str, identity: st
 
 
 def _has_checkpoints(connection: Connection, key: ProcessorKey) -> tuple[bool, bool]:
-    parameters = {"schema": key.schema, "table": "processor_checkpoints"}
-    row = fetch_row(connection, load("find_relation"), parameters)
-    return (False, False) if row is None else (row[0], row[1])
+    exists, readable = fetch_one(
+        connection, load("find_relation"), {"schema": key.schema, "table": "processor_checkpoints"}
+    )
+    return exists, readable
 
 
 def spread(
