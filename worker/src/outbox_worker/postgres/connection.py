@@ -18,13 +18,12 @@ from outbox_core.report import Reason
 from outbox_worker.postgres.errors import translate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 Connection: TypeAlias = psycopg.Connection[Any]
 """An open session, as the rest of the worker knows it."""
 
-CONNECT_TIMEOUT_SECONDS: Final = 10
 IDLE_SECONDS: Final = 5.0
 """For which a transaction of `limited` may wait for this process: a handler in C may keep all threads from running."""
 _PARAMETERS: Final = re.compile(r"\?\w+=")
@@ -37,7 +36,7 @@ _LIVENESS: Final = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
-    "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+    "connect_timeout": 10,
 }
 _KEYS: Final = {
     "host": "host",
@@ -64,24 +63,17 @@ class ConnectionFiles:
             TransientError: `DatabaseUnavailable` or `AuthenticationFailed`.
 
         """
-        # The URI may name an application too; ours says which processor and pod it is.
-        parameters = self._parameters() | {"application_name": application_name[:63]}
-        try:
-            return psycopg.connect(**parameters, autocommit=autocommit, prepare_threshold=None)
-        except psycopg.ProgrammingError:
-            # libpq quotes the string it could not read, which may hold the password
-            raise self._invalid("libpq does not understand the connection's parameters") from None
-        except psycopg.Error as err:
-            raise translate(err) from err
+        unreadable = self._invalid("libpq does not understand the connection's parameters")
+        return _open(self._parameters(), application_name, unreadable, autocommit=autocommit)
 
     def _parameters(self) -> dict[str, Any]:
         uri = self._read("uri")
-        parameters: dict[str, Any] = dict(_LIVENESS)
+        parameters: dict[str, Any] = {}
         if uri is not None:
             if is_misread(uri):
                 raise self._invalid(f"in `uri` {ENCODE}")
             try:
-                parameters |= conninfo.conninfo_to_dict(uri)
+                parameters = conninfo.conninfo_to_dict(uri)
             except psycopg.ProgrammingError:
                 raise self._invalid("`uri` is not postgresql://user:password@host:port/database") from None
         elif self._read("host") is None:
@@ -114,10 +106,7 @@ class ConnectionFiles:
             raise self._invalid(f"its key `{key}` cannot be read as text") from err
 
     def _invalid(self, what: str) -> ConfigurationError:
-        return ConfigurationError(
-            f"{self.directory} (a Secret's files) is not a database connection: {what}",
-            reason=Reason.CONNECTION_SECRET_INVALID,
-        )
+        return _invalid(f"{self.directory} (a Secret's files) is not a database connection: {what}")
 
 
 def is_misread(uri: str) -> bool:
@@ -138,25 +127,19 @@ def connect_uri(file: Path, application_name: str) -> Connection:
         TransientError: `DatabaseUnavailable` or `AuthenticationFailed`.
 
     """
+    unreadable = _invalid(f"{file} holds no connection URI (postgresql://user:password@host:port/database)")
     try:
         uri = file.read_text().strip()
         if is_misread(uri):
-            raise ConfigurationError(f"in {file} {ENCODE}", reason=Reason.CONNECTION_SECRET_INVALID)
-        parameters: dict[str, Any] = dict(_LIVENESS) | dict(conninfo.conninfo_to_dict(uri))
-        parameters["application_name"] = application_name
-        return psycopg.connect(**parameters, autocommit=True, prepare_threshold=None)
+            raise _invalid(f"in {file} {ENCODE}")
+        parameters = conninfo.conninfo_to_dict(uri)
     except FileNotFoundError:
-        raise ConfigurationError(
-            f"there is no file {file}: name one that holds postgresql://user:password@host:port/database",
-            reason=Reason.CONNECTION_SECRET_INVALID,
+        raise _invalid(
+            f"there is no file {file}: name one that holds postgresql://user:password@host:port/database"
         ) from None
     except (OSError, UnicodeDecodeError, psycopg.ProgrammingError):
-        raise ConfigurationError(
-            f"{file} holds no connection URI (postgresql://user:password@host:port/database)",
-            reason=Reason.CONNECTION_SECRET_INVALID,
-        ) from None
-    except psycopg.Error as err:
-        raise translate(err) from err
+        raise unreadable from None
+    return _open(parameters, application_name, unreadable)
 
 
 def connect_environment(application_name: str) -> Connection:
@@ -167,16 +150,26 @@ def connect_environment(application_name: str) -> Connection:
         TransientError: `DatabaseUnavailable` or `AuthenticationFailed`.
 
     """
-    parameters: dict[str, Any] = dict(_LIVENESS)
+    unreadable = _invalid("libpq does not understand what the environment says (PGSERVICE, PGHOST …)")
+    return _open({}, application_name, unreadable)
+
+
+def _open(
+    parameters: Mapping[str, Any], application_name: str, unreadable: ConfigurationError, *, autocommit: bool = True
+) -> Connection:
+    # A URI may name an application too; ours says which processor and pod it is.
+    named = {**_LIVENESS, **parameters, "application_name": application_name[:63]}
     try:
-        return psycopg.connect(**parameters, application_name=application_name, autocommit=True, prepare_threshold=None)
+        return psycopg.connect(**named, autocommit=autocommit, prepare_threshold=None)
     except psycopg.ProgrammingError:
-        raise ConfigurationError(
-            "libpq does not understand what the environment says (PGSERVICE, PGHOST …)",
-            reason=Reason.CONNECTION_SECRET_INVALID,
-        ) from None
+        # libpq quotes the string it could not read, which may hold the password
+        raise unreadable from None
     except psycopg.Error as err:
         raise translate(err) from err
+
+
+def _invalid(what: str) -> ConfigurationError:
+    return ConfigurationError(what, reason=Reason.CONNECTION_SECRET_INVALID)
 
 
 @contextmanager
