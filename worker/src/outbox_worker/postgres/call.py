@@ -14,8 +14,6 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from outbox_core.errors import ConfigurationError
-from outbox_core.report import Reason
 from outbox_worker.postgres.errors import translate, translated
 
 if TYPE_CHECKING:
@@ -81,18 +79,6 @@ def fetch_dicts(
     """Return all rows, each by the names of its columns; otherwise like `fetch_row`."""
     with translated(), connection.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(statement, parameters).fetchall()
-
-
-def fetch_rows_if_known(
-    connection: Connection, statement: Statement, parameters: Mapping[str, Any] | None = None
-) -> list[tuple[Any, ...]]:
-    """Return all rows, none where the schema is of a version without such a table; otherwise like `fetch_row`."""
-    try:
-        return fetch_rows(connection, statement, parameters)
-    except ConfigurationError as err:
-        if err.reason is not Reason.SCHEMA_MISSING:
-            raise
-        return []
 
 
 def compose_call(schema: str, function: str, /, **arguments: object) -> sql.Composed:

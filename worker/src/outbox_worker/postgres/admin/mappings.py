@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from outbox_core.spec import Source
-from outbox_worker.postgres.call import call, fetch_rows_if_known
+from outbox_worker.postgres.call import call, fetch_rows
 from outbox_worker.postgres.queries import in_schema
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def note(connection: Connection, key: ProcessorKey, claim_uid: str, source: Sour
 
 
 def list_mappings(connection: Connection, schema: str) -> dict[str, Source]:
-    """Return the source of each processor that ever said it; nothing where the schema is older."""
-    rows = fetch_rows_if_known(connection, in_schema("list_mappings", schema))
+    """Return the source of each processor that ever said it."""
+    rows = fetch_rows(connection, in_schema("list_mappings", schema))
     return {processor_id: _source(schema, *mapping) for processor_id, *mapping in rows}
 
 

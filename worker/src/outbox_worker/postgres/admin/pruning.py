@@ -15,7 +15,7 @@ from psycopg import sql
 from outbox_core.progress.coverage import as_window, meet
 from outbox_worker.postgres.admin.mappings import list_mappings
 from outbox_worker.postgres.admin.overview import list_processors
-from outbox_worker.postgres.call import fetch_one, fetch_rows, fetch_rows_if_known
+from outbox_worker.postgres.call import fetch_one, fetch_rows
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.table import OutboxTable
@@ -166,4 +166,4 @@ def _is_of(table: OutboxTable, source: Source) -> bool:
 
 
 def _column(connection: Connection, query: str, schema: str) -> list[str]:
-    return [row[0] for row in fetch_rows_if_known(connection, in_schema(query, schema))]
+    return [row[0] for row in fetch_rows(connection, in_schema(query, schema))]

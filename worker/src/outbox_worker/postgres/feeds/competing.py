@@ -340,13 +340,8 @@ def with_consumers(connection: psycopg.Connection[Any], schema: str, view: Proce
 
 
 def list_competing(connection: psycopg.Connection[Any], schema: str) -> dict[str, str | None]:
-    """Return the queue of each processor in mode Competing, None: the outbox; nothing where the schema is older."""
-    try:
-        return dict(fetch_rows(connection, in_schema("list_competing", schema)))
-    except ConfigurationError as err:
-        if err.reason is not Reason.SCHEMA_MISSING:
-            raise
-        return {}
+    """Return the queue of each processor in mode Competing, None: the outbox."""
+    return dict(fetch_rows(connection, in_schema("list_competing", schema)))
 
 
 def measure_lag(

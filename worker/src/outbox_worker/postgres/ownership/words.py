@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outbox_core.processor.failing import storable_text
-from outbox_worker.postgres.call import call, fetch_rows_if_known
+from outbox_worker.postgres.call import call, fetch_rows
 from outbox_worker.postgres.queries import in_schema
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ def say(
 
 
 def list_words(connection: Connection, schema: str, processor_id: str | None = None) -> list[SaidWord]:
-    """Read what was last said, the latest first; nothing where the schema is older."""
-    rows = fetch_rows_if_known(connection, in_schema("list_words", schema), {"processor_id": processor_id})
+    """Read what was last said, the latest first."""
+    rows = fetch_rows(connection, in_schema("list_words", schema), {"processor_id": processor_id})
     return [
         SaidWord(
             found, word["partition"], token, pod, word["state"], word["reason"], word["message"], said_at, age,
