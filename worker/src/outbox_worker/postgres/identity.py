@@ -126,8 +126,13 @@ def crashed() -> TransientError:
     )
 
 
+def fetch_behind(connection: Connection, source: Source) -> tuple[Any, ...] | None:
+    """Return the highest transaction id among the rows and the server's next one, if that is not above it."""
+    return fetch_row(connection, load("fetch_behind").format(**OutboxTable.of(source).names))
+
+
 def _find_behind(connection: Connection, source: Source, key: ProcessorKey | None) -> str | None:
-    found = fetch_row(connection, load("fetch_behind").format(**OutboxTable.of(source).names))
+    found = fetch_behind(connection, source)
     if found is None and key is not None:
         found = fetch_row(connection, in_schema("fetch_checkpoint_ahead", key.schema), key.names)
     if found is None:

@@ -8,27 +8,23 @@ last commits, and hands out their ids again: it is another one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-
-from psycopg import sql
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.report import Reason
-from outbox_worker.postgres.call import call, call_row
+from outbox_worker.postgres.call import call, call_row, fetch_one, fetch_row
 from outbox_worker.postgres.errors import translated
-from outbox_worker.postgres.identity import check_identity
+from outbox_worker.postgres.identity import check_identity, fetch_behind
 from outbox_worker.postgres.queries import in_schema, load
-from outbox_worker.postgres.reading.table import OutboxTable
 from outbox_worker.postgres.transactions.transaction import roll_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import psycopg
-
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.spec import Source
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 
@@ -52,25 +48,20 @@ class SourceIdentity:
     timeline: int
 
 
-def identify(connection: psycopg.Connection[Any], source: Source) -> SourceIdentity:
+def identify(connection: Connection, source: Source) -> SourceIdentity:
     """Say which database this is; only reads.
 
     Raises:
         ConfigurationError: `DatabaseCopied` or `DatabaseBehind`, or what the role lacks.
 
     """
-    table = OutboxTable.of(source)
-    with translated():
-        place = connection.execute(load("fetch_place")).fetchone()
-    if place is None:
-        raise TransientError("the server does not say which database this is", reason=Reason.DATABASE_UNAVAILABLE)
-    system, oid, name, timeline, following = place
+    system, oid, name, timeline, following = fetch_one(connection, load("fetch_place"))
     identity = f"{system}/{oid}"
     if source.table is None:
-        found = check_identity(connection, source)
-        identity = f"{found.uuid}{_REBASED}{found.rebased}" if found.rebased else found.uuid
-    else:
-        _check_behind(connection, table)
+        ours = check_identity(connection, source)
+        identity = f"{ours.uuid}{_REBASED}{ours.rebased}" if ours.rebased else ours.uuid
+    elif (found := fetch_behind(connection, source)) is not None:
+        raise _behind(found[1], found[0])
     described = f"database {name} of server {system} on timeline {timeline}"
     return SourceIdentity(f"{identity}{_TIMELINE}{timeline}", described, int(following), timeline)
 
@@ -78,16 +69,6 @@ def identify(connection: psycopg.Connection[Any], source: Source) -> SourceIdent
 def database_of(identity: str) -> str:
     """Return which database an identity names, on any timeline and with any ids."""
     return _without_timeline(identity).partition(_REBASED)[0]
-
-
-def _check_behind(connection: psycopg.Connection[Any], table: OutboxTable) -> None:
-    query = load("fetch_behind").format(
-        table=table.identifier, transaction_id=sql.Identifier(table.columns.transaction_id)
-    )
-    with translated():
-        row = connection.execute(query).fetchone()
-    if row is not None:
-        raise _behind(row[1], row[0])
 
 
 def _behind(following: object, stored: object) -> ConfigurationError:
@@ -118,7 +99,7 @@ _T = TypeVar("_T")
 
 
 def read_durably(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     read: Callable[[], _T],
     is_new: Callable[[_T], bool],
     timeline: int | None = None,
@@ -150,7 +131,7 @@ def read_durably(
     return found
 
 
-def _begin_durable_read(connection: psycopg.Connection[Any], timeline: int | None) -> None:
+def _begin_durable_read(connection: Connection, timeline: int | None) -> None:
     with translated():
         cursor = connection.execute(load("begin_durable_read"))
         while cursor.nextset():
@@ -163,7 +144,7 @@ def _begin_durable_read(connection: psycopg.Connection[Any], timeline: int | Non
         )
 
 
-def bind(connection: psycopg.Connection[Any], key: ProcessorKey, claim_uid: str, source: SourceIdentity | None) -> None:
+def bind(connection: Connection, key: ProcessorKey, claim_uid: str, source: SourceIdentity | None) -> None:
     """Write down which database the processor reads, as the claim's holder; None: this very one.
 
     Raises:
@@ -224,14 +205,13 @@ class WrittenSource:
     described: str
 
 
-def fetch_source(connection: psycopg.Connection[Any], key: ProcessorKey) -> WrittenSource | None:
+def fetch_source(connection: Connection, key: ProcessorKey) -> WrittenSource | None:
     """Say which other database the processor reads; None: this one."""
-    with translated():
-        row = connection.execute(in_schema("fetch_source", key.schema), {"processor_id": key.processor_id}).fetchone()
+    row = fetch_row(connection, in_schema("fetch_source", key.schema), {"processor_id": key.processor_id})
     return None if row is None else WrittenSource(*row)
 
 
-def forget_source(connection: psycopg.Connection[Any], key: ProcessorKey, *, reason: str, decided_by: str) -> int:
+def forget_source(connection: Connection, key: ProcessorKey, *, reason: str, decided_by: str) -> int:
     """Let the next claim write down what it reads; 1 done, 0 nothing is written down, 4 an owner is live."""
     answer: int = call(
         connection, key.schema, "forget_processor_source", processor_id=key.processor_id, reason=reason,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 
@@ -14,12 +14,14 @@ from outbox_sql import runner
 from outbox_sql.adopt import KINDS, list_indexes
 from outbox_sql.guide import build_index, quote
 from outbox_sql.recognise import missing_indexes
+from outbox_worker.postgres.call import fetch_row, fetch_rows
 from outbox_worker.postgres.errors import translate, translated
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.table import OutboxTable
 
 if TYPE_CHECKING:
     from outbox_core.spec import Source
+    from outbox_worker.postgres.connection import Connection
 
 _TEXTS = ("text", "character varying")
 _TYPES = {"position": ("bigint",), "transaction_id": ("xid8",), "publication_id": _TEXTS}
@@ -40,7 +42,7 @@ class Column:
     increment: int | None
 
 
-def ensure_schema(connection: psycopg.Connection[Any], source: Source) -> None:
+def ensure_schema(connection: Connection, source: Source) -> None:
     """Apply what is missing (Manage) or say that it is missing (Verify), then check the outbox table.
 
     The connection must be outside a transaction. A schema that is complete is only read.
@@ -54,7 +56,7 @@ def ensure_schema(connection: psycopg.Connection[Any], source: Source) -> None:
     check_table(connection, source)
 
 
-def bring_up(connection: psycopg.Connection[Any], source: Source) -> None:
+def bring_up(connection: Connection, source: Source) -> None:
     """Apply what is missing (Manage) or say that it is missing (Verify); the outbox table is not looked at.
 
     Raises:
@@ -82,7 +84,7 @@ def bring_up(connection: psycopg.Connection[Any], source: Source) -> None:
         raise translate(err) from err
 
 
-def _verify(connection: psycopg.Connection[Any], schema: str) -> None:
+def _verify(connection: Connection, schema: str) -> None:
     with connection.transaction():
         applied = runner.fetch_applied(connection, schema)
     missing = runner.pending(applied, (runner.Phase.PRE,), runner.load_migrations())
@@ -94,7 +96,7 @@ def _verify(connection: psycopg.Connection[Any], schema: str) -> None:
         )
 
 
-def check_table(connection: psycopg.Connection[Any], source: Source) -> None:
+def check_table(connection: Connection, source: Source) -> None:
     """Check the outbox's columns, defaults, sequence and index, and that no row is hidden from this role.
 
     Raises:
@@ -122,7 +124,7 @@ def check_table(connection: psycopg.Connection[Any], source: Source) -> None:
     _refuse(table, faults)
 
 
-def check_position_index(connection: psycopg.Connection[Any], source: Source) -> None:
+def check_position_index(connection: Connection, source: Source) -> None:
     """Check what the cursor Snapshot needs, for a resource that names no cursor and is about to get this one.
 
     Raises:
@@ -147,17 +149,15 @@ def _refuse(table: OutboxTable, faults: list[str]) -> None:
         )
 
 
-def fetch_columns(connection: psycopg.Connection[Any], table: OutboxTable) -> dict[str, Column]:
+def fetch_columns(connection: Connection, table: OutboxTable) -> dict[str, Column]:
     """Read the table's columns from the catalog; empty where there is no such table."""
-    with translated():
-        rows = connection.execute(load("fetch_columns"), {"schema": table.schema, "table": table.name}).fetchall()
+    rows = fetch_rows(connection, load("fetch_columns"), {"schema": table.schema, "table": table.name})
     return {row[0]: Column(*row) for row in rows}
 
 
-def fetch_kind(connection: psycopg.Connection[Any], table: OutboxTable) -> tuple[int, str]:
+def fetch_kind(connection: Connection, table: OutboxTable) -> tuple[int, str]:
     """Return the table's oid and its kind as the catalog writes it (`relkind`): `r` a table, `p` a partitioned one."""
-    with translated():
-        row = connection.execute(load("fetch_kind"), {"schema": table.schema, "table": table.name}).fetchone()
+    row = fetch_row(connection, load("fetch_kind"), {"schema": table.schema, "table": table.name})
     return (row[0], row[1]) if row is not None else (0, "r")
 
 
@@ -207,9 +207,8 @@ def _sequence_faults(column: Column | None) -> list[str]:
     return faults
 
 
-def _hidden_rows(connection: psycopg.Connection[Any], table: OutboxTable) -> list[str]:
-    with translated():
-        row = connection.execute(load("fetch_hidden_from"), {"schema": table.schema, "table": table.name}).fetchone()
+def _hidden_rows(connection: Connection, table: OutboxTable) -> list[str]:
+    row = fetch_row(connection, load("fetch_hidden_from"), {"schema": table.schema, "table": table.name})
     if row is None:
         return []
     role, name = row[0], table.identifier.as_string(None)
@@ -218,7 +217,7 @@ def _hidden_rows(connection: psycopg.Connection[Any], table: OutboxTable) -> lis
     return [f"{fault}: {remedies}".format(role=role, name=name)]
 
 
-def _missing_indexes(connection: psycopg.Connection[Any], table: OutboxTable, needed: list[list[str]]) -> list[str]:
+def _missing_indexes(connection: Connection, table: OutboxTable, needed: list[list[str]]) -> list[str]:
     oid, kind = fetch_kind(connection, table)
     partitioned = kind == "p"
     with translated():
