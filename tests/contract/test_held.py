@@ -160,7 +160,7 @@ def test_a_redriven_message_is_not_followed_past_one_that_somebody_died_of(conne
     assert holding.fail(connection, KEY, lease, [Failure(taken.held[0].checkpoint, verdict)]) == 1
     assert take(connection, lease) == []
     (dead,) = dead_letters.list_dead(connection, "outbox", dead_letters.Filter(), limit=10)
-    assert dead_letters.redrive(connection, KEY, [dead.id], reason="mended", decided_by="me") == 1
+    assert dead_letters.decide_dead(connection, KEY, [dead.id], drop=False, reason="mended", decided_by="me") == 1
     assert drain(connection, lease) == [1, 2, 3]
 
 
@@ -209,7 +209,7 @@ def test_of_several_redriven_messages_of_a_key_the_later_ones_wait_for_the_first
         verdict = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
         assert holding.fail(connection, KEY, lease, [Failure(held.checkpoint, verdict)]) == 1
     ids = [dead.id for dead in dead_letters.list_dead(connection, "outbox", dead_letters.Filter(keys=["k"]), limit=10)]
-    assert dead_letters.redrive(connection, KEY, ids, reason="mended", decided_by="me") == 2
+    assert dead_letters.decide_dead(connection, KEY, ids, drop=False, reason="mended", decided_by="me") == 2
     taken = holding.take_due(connection, KEY, lease, limit=1)
     assert [each.checkpoint.position for each in taken.held] == [1]
     again = Verdict(Action.HOLD, 1, "E", "no", 0.3, blocks=True)
@@ -228,7 +228,10 @@ def test_dead_letters_that_are_redriven_the_later_one_first_keep_their_keys_orde
     found = dead_letters.list_dead(connection, "outbox", dead_letters.Filter(), limit=10)
     dead = {each.pair.position: each.id for each in found}
     for position in (2, 1):
-        assert dead_letters.redrive(connection, KEY, [dead[position]], reason="mended", decided_by="me") == 1
+        assert (
+            dead_letters.decide_dead(connection, KEY, [dead[position]], drop=False, reason="mended", decided_by="me")
+            == 1
+        )
     assert drain(connection, lease) == [1, 2]
 
 
@@ -239,7 +242,7 @@ def test_a_message_that_died_twice_is_redriven_once(connection, lease):
         hold_rows(connection, lease, [(1, 1, None)], dead)
     ids = [each.id for each in dead_letters.list_dead(connection, "outbox", dead_letters.Filter(), limit=10)]
     assert len(ids) == 2
-    assert dead_letters.redrive(connection, KEY, ids, reason="mended", decided_by="me") == 2
+    assert dead_letters.decide_dead(connection, KEY, ids, drop=False, reason="mended", decided_by="me") == 2
     assert dead_letters.list_dead(connection, "outbox", dead_letters.Filter(), limit=10) == []
     assert drain(connection, lease) == [1]
 
@@ -282,5 +285,5 @@ def test_what_became_due_waits_behind_a_large_dead_letter_that_comes_later(conne
     assert take(connection, lease) == []
     (dead,) = dead_letters.list_dead(connection, "outbox", dead_letters.Filter(), limit=10)
     assert dead.pair.position == 3
-    assert dead_letters.drop(connection, KEY, [dead.id], reason="old", decided_by="me") == 1
+    assert dead_letters.decide_dead(connection, KEY, [dead.id], drop=True, reason="old", decided_by="me") == 1
     assert drain(connection, lease) == [1, 2]

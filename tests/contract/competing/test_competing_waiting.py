@@ -60,7 +60,7 @@ def fail_first(connection, by, claimed, verdict):
 
 
 def redrive(connection, *ids):
-    return dead_letters.redrive(connection, KEY, ids, reason="mended", decided_by="a person")
+    return dead_letters.decide_dead(connection, KEY, ids, drop=False, reason="mended", decided_by="a person")
 
 
 def dead(connection):

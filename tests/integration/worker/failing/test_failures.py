@@ -178,7 +178,7 @@ def test_a_message_of_a_mapped_table_without_a_payload_is_kept_like_any_other(fa
     failing.mend()
     key = ProcessorKey("outbox", "orders")
     (dead,) = dead_letters.list_dead(connection, "outbox", dead_letters.Filter(), limit=10)
-    assert dead_letters.redrive(connection, key, [dead.id], reason="mended", decided_by="me") == 1
+    assert dead_letters.decide_dead(connection, key, [dead.id], drop=False, reason="mended", decided_by="me") == 1
 
     def handled():
         return {row[0] for row in connection.execute("SELECT message_id FROM handled").fetchall()}

@@ -147,8 +147,7 @@ def _decide(connection: Connection, context: Context, *, drop: bool) -> Exit:
         raise UsageError(
             "which ones? --id, --key, --message-id, --type, --since, --until, --error, --error-class, or --all"
         )
-    if wanted.processor_id is None:
-        raise UsageError("which processor? name its processorId, or give its manifest with -f")
+    _ = context.subject.needed
     need_reason(options)
     dead = dead_letters.find_dead(connection, schema, wanted)
     stopped = _stopped(connection, schema, wanted)
@@ -191,15 +190,13 @@ def _work(
     options, schema = context.options, context.subject.schema
     piece = PIECE if options.rate is None else max(1, min(PIECE, int(options.rate)))
     done, began = 0, time.monotonic()
-    decide_held: Callable[..., int] = partial(dead_letters.decide_held, drop=drop)
-    decide_dead: Callable[..., int] = dead_letters.drop if drop else dead_letters.redrive
-    held = ((decide_held, *some) for some in _held_pieces(stopped, piece))
-    letters = ((decide_dead, *some) for some in _dead_pieces(connection, schema, wanted, dead, piece))
-    told: dict[str, Any] = {"reason": options.reason, "decided_by": whoami()}
+    held = ((dead_letters.decide_held, *some) for some in _held_pieces(stopped, piece))
+    letters = ((dead_letters.decide_dead, *some) for some in _dead_pieces(connection, schema, wanted, dead, piece))
+    told: dict[str, Any] = {"drop": drop, "reason": options.reason, "decided_by": whoami()}
     try:
         with context.console.progress("messages decided about", len(dead) + len(stopped)) as progress:
             for act, partition, numbers in chain(held, letters):
-                key = ProcessorKey(schema, wanted.processor_id or "", partition)
+                key = ProcessorKey(schema, context.subject.needed, partition)
                 done += _patiently(partial(act, connection, key, numbers, **told))
                 progress.reach(done)
                 if options.rate is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_worker.postgres.call import call, fetch_rows
@@ -19,32 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which dead letters: all that are given must hold; a list holds where one of it does."""
+    """Which dead letters: all that are given must hold; a list holds where one of it does. The queries' parameters."""
 
     processor_id: str | None = None
-    ids: Sequence[int] | None = None
-    keys: Sequence[str] | None = None
-    message_ids: Sequence[str] | None = None
-    types: Sequence[str] | None = None
-    classes: Sequence[str] | None = None
+    ids: list[int] | None = None
+    keys: list[str] | None = None
+    message_ids: list[str] | None = None
+    types: list[str] | None = None
+    classes: list[str] | None = None
     text: str | None = None
     since: datetime | None = None
     until: datetime | None = None
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """As the queries name them."""
-        return {
-            "processor_id": self.processor_id,
-            "ids": _list(self.ids),
-            "keys": _list(self.keys),
-            "message_ids": _list(self.message_ids),
-            "types": _list(self.types),
-            "classes": _list(self.classes),
-            "text": self.text,
-            "since": self.since,
-            "until": self.until,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +93,7 @@ def list_dead(
 
 def find_dead(connection: Connection, schema: str, wanted: Filter, *, limit: int | None = None) -> list[int]:
     """Return the numbers of dead letters, in their order; no limit: of all."""
-    rows = fetch_rows(connection, in_schema("find_dead_letters", schema), wanted.parameters | {"limit": limit})
+    rows = fetch_rows(connection, in_schema("find_dead_letters", schema), asdict(wanted) | {"limit": limit})
     return [number for (number,) in rows]
 
 
@@ -119,48 +104,39 @@ def list_held(
 
     What is behind another one of its key is found by its message id only.
     """
-    parameters = wanted.parameters | {"limit": limit, "stopped": stopped}
+    parameters = asdict(wanted) | {"limit": limit, "stopped": stopped}
     rows = fetch_rows(connection, in_schema("list_held_messages", schema), parameters)
     return [HeldView(*(*row[:6], Checkpoint(int(row[6]), row[7]), *row[8:])) for row in rows]
 
 
-def redrive(connection: Connection, key: ProcessorKey, ids: Sequence[int], *, reason: str, decided_by: str) -> int:
-    """Give dead letters back, in one transaction of its own; return how many still were there.
+def decide_dead(
+    connection: Connection, key: ProcessorKey, ids: Sequence[int], *, drop: bool, reason: str, decided_by: str
+) -> int:
+    """Give dead letters back or up for good, in one transaction of its own; return how many still were there.
 
     Raises:
         TransientError: the owner was at it for more than two seconds; ask again.
 
     """
-    given: int = call(
-        connection, key.schema, "redrive_dead_letters", **key.names, ids=list(ids), reason=reason, decided_by=decided_by
-    )
-    return given
-
-
-def drop(connection: Connection, key: ProcessorKey, ids: Sequence[int], *, reason: str, decided_by: str) -> int:
-    """Give dead letters up for good; otherwise like `redrive`."""
-    dropped: int = call(
-        connection, key.schema, "drop_dead_letters", **key.names, ids=list(ids), reason=reason, decided_by=decided_by
-    )
-    return dropped
+    if drop:
+        decided = call(
+            connection, key.schema, "drop_dead_letters", **key.names, ids=list(ids), reason=reason,
+            decided_by=decided_by,
+        )  # fmt: skip
+    else:
+        decided = call(
+            connection, key.schema, "redrive_dead_letters", **key.names, ids=list(ids), reason=reason,
+            decided_by=decided_by,
+        )  # fmt: skip
+    return int(decided)
 
 
 def decide_held(
-    connection: Connection,
-    key: ProcessorKey,
-    places: Sequence[int],
-    *,
-    drop: bool,
-    reason: str,
-    decided_by: str,
+    connection: Connection, key: ProcessorKey, places: Sequence[int], *, drop: bool, reason: str, decided_by: str
 ) -> int:
-    """Try messages again that stop their key, or drop them; otherwise like `redrive`."""
+    """Try messages again that stop their key, or drop them; otherwise like `decide_dead`."""
     decided: int = call(
         connection, key.schema, "decide_held_messages", **key.names, places=list(places), drop=drop, reason=reason,
         decided_by=decided_by,
     )  # fmt: skip
     return decided
-
-
-def _list(values: Sequence[Any] | None) -> list[Any] | None:
-    return list(values) if values else None
