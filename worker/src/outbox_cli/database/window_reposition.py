@@ -12,7 +12,7 @@ from outbox_cli.errors import RefusedError, UsageError
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange
 from outbox_core.spec import StartFrom, StartType
-from outbox_worker.postgres.admin.preview import Count, count_window
+from outbox_worker.postgres.admin.preview import Count, count_between
 from outbox_worker.postgres.reading.range_reader import find_start
 from outbox_worker.postgres.reading.range_scan import RangeScan
 from outbox_worker.postgres.reading.snapshots import take_snapshot
@@ -57,9 +57,10 @@ def plan_move(
         reached = LOWEST_POSITION if window.position is None else window.position
         first, last = SnapshotRange(window.lower, now, reached), target
     with context.console.progress("messages counted") as progress:
-        count = count_window(
-            connection, sources.reader(view), first, last, cap=context.options.count_at_most, watch=progress.reach
-        )
+        count = count_between(
+            connection, sources.reader(view), Checkpoint(0, 1, first), Checkpoint(0, 2, last),
+            cap=context.options.count_at_most, watch=progress.reach,
+        )  # fmt: skip
     return Checkpoint(0, known.position + 1, target), count, position
 
 

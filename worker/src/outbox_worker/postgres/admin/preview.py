@@ -45,56 +45,32 @@ def count_between(
     up_to: Checkpoint,
     *,
     cap: int,
-    page: int = PAGE,
     watch: Callable[[int], None] = lambda _: None,
 ) -> Count:
     """Count what matches the source's filters in (after, up_to], exactly up to `cap`; tell `watch` the sum so far.
 
     Of snapshot ranges at most one may lie between the two.
     """
-    if up_to.window is not None:
-        return count_window(
-            connection, reader, after.window or SnapshotRange(), up_to.window, cap=cap, page=page, watch=watch
-        )
     found: Counter[str] = Counter()
+    last = up_to.window
+    if last is not None:
+        if last.end is None:
+            return Count({}, at_least=False)
+        first = after.window or SnapshotRange()
+        window = first if first.is_open else SnapshotRange(first.lower, last.end, LOWEST_POSITION)
+        after, up_to = Checkpoint(0, 1, window), Checkpoint(0, 2, last)
+    statement = load("count_types" if last is None else "count_types_by_position")
     while True:
-        limit = min(page, cap + 1 - found.total())
-        statement = load("count_types").format(rows=reader.batch_relation(after, up_to))
-        rows = fetch_rows(connection, statement, {"limit": limit})
+        limit = min(PAGE, cap + 1 - found.total())
+        rows = fetch_rows(connection, statement.format(rows=reader.batch_relation(after, up_to)), {"limit": limit})
         for message_type, count, end in rows:
             found[message_type] += count
-            after = parse_checkpoint(end)
+            if after.window is None:
+                after = parse_checkpoint(end)
+            else:
+                after = replace(after, window=replace(after.window, position=end))
         watch(found.total())
         if sum(count for _, count, _ in rows) < limit:
-            return Count(dict(found.most_common()), at_least=False)
-        if found.total() > cap:
-            return Count(dict(found.most_common()), at_least=True)
-
-
-def count_window(
-    connection: Connection,
-    reader: MessageReader,
-    first: SnapshotRange,
-    last: SnapshotRange,
-    *,
-    cap: int,
-    page: int = PAGE,
-    watch: Callable[[int], None] = lambda _: None,
-) -> Count:
-    """Count what matches the source's filters between two places of one window, exactly up to `cap`."""
-    found: Counter[str] = Counter()
-    if last.end is None:
-        return Count({}, at_least=False)
-    after = first if first.is_open else SnapshotRange(first.lower, last.end, LOWEST_POSITION)
-    while True:
-        limit = min(page, cap + 1 - found.total())
-        rows = reader.batch_relation(Checkpoint(0, 1, after), Checkpoint(0, 2, last))
-        counted = fetch_rows(connection, load("count_types_by_position").format(rows=rows), {"limit": limit})
-        for message_type, count, end in counted:
-            found[message_type] += count
-            after = replace(after, position=end)
-        watch(found.total())
-        if sum(count for _, count, _ in counted) < limit:
             return Count(dict(found.most_common()), at_least=False)
         if found.total() > cap:
             return Count(dict(found.most_common()), at_least=True)
