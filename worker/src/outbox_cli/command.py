@@ -6,21 +6,19 @@ import argparse
 import getpass
 import os
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outbox_cli.console import Console, Format
 from outbox_cli.context import connect, connect_source, read_subject
 from outbox_cli.errors import UsageError
-from outbox_worker.postgres.admin.mappings import list_mappings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from outbox_cli.context import Subject
     from outbox_cli.errors import Exit
-    from outbox_core.spec import Source
     from outbox_worker.postgres.connection import Connection
 
 
@@ -30,7 +28,6 @@ class Context:
 
     Attributes:
         plugin: called as `kubectl outbox`.
-        mapped: table and filters of the processor that is named, where the database has them and no manifest is given.
 
     """
 
@@ -38,21 +35,11 @@ class Context:
     console: Console
     environment: Mapping[str, str]
     plugin: bool
-    mapped: Source | None = None
 
     @property
     def subject(self) -> Subject:
         """Schema, outbox and processor that a database command is about."""
-        subject = read_subject(self.options)
-        return subject if self.mapped is None else replace(subject, source=self.mapped)
-
-
-def _find_mapped(connection: Connection, context: Context) -> Source | None:
-    """Return the table and filters of a processor that is named without its manifest, as its owner wrote them down."""
-    named = getattr(context.options, "processor", None)
-    if named is None or getattr(context.options, "file", None):
-        return None
-    return list_mappings(connection, context.subject.schema).get(named)
+        return read_subject(self.options)
 
 
 def against_database(run: Callable[[Connection, Context], Exit]) -> Callable[[Context], Exit]:
@@ -60,7 +47,7 @@ def against_database(run: Callable[[Connection, Context], Exit]) -> Callable[[Co
 
     def command(context: Context) -> Exit:
         with connect(context.options, context.environment) as connection:
-            return run(connection, replace(context, mapped=_find_mapped(connection, context)))
+            return run(connection, context)
 
     return command
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from outbox_cli.console import Record
     from outbox_cli.context import Subject
     from outbox_core.progress.snapshot_range import SnapshotRange
+    from outbox_core.spec import Source
     from outbox_worker.postgres.admin.overview import ProcessorView
     from outbox_worker.postgres.connection import Connection
 
@@ -209,7 +210,7 @@ def _plan(
         moves = [_plan_window(sources, context, view, known[view.partition], direction) for view in views]
         # Of several windows only those move for which there is something to do.
         return moves if len(moves) == 1 else [move for move in moves if move.count.total] or moves
-    after = _wanted(source_connection, context)
+    after = _wanted(source_connection, context, sources.source_of(context.subject.needed))
     chosen = _choose(views, after, direction)
     for view in chosen:
         _check(source_connection, view, after, direction)
@@ -279,9 +280,9 @@ def _choose(views: list[ProcessorView], after: Checkpoint, direction: Direction)
     return found
 
 
-def _wanted(source_connection: Connection, context: Context) -> Checkpoint:
+def _wanted(source_connection: Connection, context: Context, source: Source) -> Checkpoint:
     """Find the pair that the options mean."""
-    options, source = context.options, context.subject.source
+    options = context.options
     if options.to is not None:
         pair: Checkpoint = options.to
         return pair

@@ -40,18 +40,14 @@ class Sources:
         self._source_connection: Connection | None = None
         self._mappings: Mapping[str, Source] | None = None
 
-    @property
-    def source(self) -> Source:
-        """Table and filters, as the manifest has them."""
-        return self._context.subject.source
-
     def source_of(self, processor_id: str) -> Source:
         """Table and filters of a processor: the manifest's, else what its owner wrote down, else our own table's."""
+        subject = self._context.subject
         if getattr(self._context.options, "file", None):
-            return self.source
+            return subject.source
         if self._mappings is None:
-            self._mappings = list_mappings(self._target, self._context.subject.schema)
-        return self._mappings.get(processor_id, self.source)
+            self._mappings = list_mappings(self._target, subject.schema)
+        return self._mappings.get(processor_id, subject.source)
 
     def __enter__(self) -> Self:
         """Nothing is opened yet."""

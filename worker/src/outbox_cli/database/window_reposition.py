@@ -20,6 +20,7 @@ from outbox_worker.postgres.reading.snapshots import take_snapshot
 if TYPE_CHECKING:
     from outbox_cli.command import Context
     from outbox_cli.database.sources import Sources
+    from outbox_core.spec import Source
     from outbox_worker.postgres.admin.overview import ProcessorView
     from outbox_worker.postgres.connection import Connection
 
@@ -39,11 +40,11 @@ def plan_move(
     """
     if known is None or (known.window is None and view.pair is not None):
         raise RefusedError(f"the checkpoint of {view.processor_id} is no snapshot range")
-    connection = sources.need(view.processor_id)
-    scan = RangeScan.whole(context.subject.source) if sources.has_remote_target(view.processor_id) else None
+    connection, source = sources.need(view.processor_id), sources.source_of(view.processor_id)
+    scan = RangeScan.whole(source) if sources.has_remote_target(view.processor_id) else None
     now = take_snapshot(connection, scan, None if known.window is None else known.window.end)
     window = known.window or SnapshotRange(now)
-    position = _find_position(connection, context)
+    position = _find_position(connection, context, source)
     if back:
         target = SnapshotRange() if position is None else window.rewound(position)
         first = (
@@ -64,7 +65,7 @@ def plan_move(
     return Checkpoint(0, known.position + 1, target), count, position
 
 
-def _find_position(connection: Connection, context: Context) -> int | None:
+def _find_position(connection: Connection, context: Context, source: Source) -> int | None:
     options = context.options
     if options.to is not None:
         raise UsageError(
@@ -75,9 +76,7 @@ def _find_position(connection: Connection, context: Context) -> int | None:
         return int(options.to_position)
     if options.to_time is None:
         return None
-    start = find_start(
-        connection, context.subject.source, StartFrom(type=StartType.TIMESTAMP, timestamp=options.to_time)
-    )
+    start = find_start(connection, source, StartFrom(type=StartType.TIMESTAMP, timestamp=options.to_time))
     if start.position is None:
         raise RefusedError(f"nothing was stored since {options.to_time}")
     return start.position + 1
