@@ -56,12 +56,11 @@ def translate(error: psycopg.Error) -> OutboxError:
             return _by_class(state, said)
 
 
-def translate_at_commit(error: psycopg.Error) -> OutboxError:
-    """Translate the error of a constraint that waits for the commit: the effects are refused, as by their statement."""
-    translated = translate(error)
-    if isinstance(translated, TransientError):
-        return translated
-    return HandlerError(f"the database refused to commit: {translated}", reason=Reason.STATEMENT_FAILED)
+def as_refused_commit(error: OutboxError) -> OutboxError:
+    """Return the error of a constraint that waits for the commit: the effects are refused, as by their statement."""
+    if isinstance(error, TransientError):
+        return error
+    return HandlerError(f"the database refused to commit: {error}", reason=Reason.STATEMENT_FAILED)
 
 
 def build_error(state: str, message: str) -> psycopg.Error:

@@ -17,7 +17,7 @@ from outbox_core.processor.isolation import Found, Search
 from outbox_core.report import Reason
 from outbox_worker.handlers.carrying import CARRIED_ROWS, format_rows
 from outbox_worker.handlers.handler import class_names
-from outbox_worker.postgres.errors import build_error, translate, translate_at_commit
+from outbox_worker.postgres.errors import as_refused_commit, build_error, translate
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.transactions.statement import StatementError, parse_batch_statement
 from outbox_worker.targets.batch_relation import build_batch_relation
@@ -147,7 +147,7 @@ class SqlSink:
                 raise OutboxError("search_batch() answered nothing", reason=Reason.INTERNAL_ERROR)
             at, failing_before, block, kept, *failed = row
             refused = tuple(
-                (number - 1, translate_at_commit(error) if committing else self._explain(error, 0, hint))
+                (number - 1, as_refused_commit(translate(error)) if committing else self._explain(error, 0, hint))
                 for number, state, message, hint, committing in zip(*failed, strict=True)
                 for error in (build_error(state, message),)
             )

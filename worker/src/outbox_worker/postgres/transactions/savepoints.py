@@ -15,7 +15,7 @@ from psycopg import pq
 
 from outbox_core.errors import OutboxError, drop_traceback
 from outbox_core.processor.isolation import Search, decide_after_part, decide_after_refusal, decide_size
-from outbox_worker.postgres.errors import translate_at_commit
+from outbox_worker.postgres.errors import as_refused_commit, translate
 from outbox_worker.postgres.transactions.guard import ended
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _try(
         except psycopg.errors.InvalidSavepointSpecification as err:
             raise ended() from err
         except psycopg.Error as err:
-            error = translate_at_commit(err)
+            error = as_refused_commit(translate(err))
         else:
             return None
     _undo(connection, error, is_refusal)

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString
 import psycopg
 from psycopg import pq, sql
 
-from outbox_core.errors import HandlerError, OutboxError, TransientError, drop_traceback
+from outbox_core.errors import OutboxError, TransientError, drop_traceback
 from outbox_core.processor import outcomes
 from outbox_core.progress.checkpoint import BEGINNING, StoreAnswer
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.report import Reason
 from outbox_worker.postgres import identity
-from outbox_worker.postgres.errors import translate
+from outbox_worker.postgres.errors import as_refused_commit, translate
 from outbox_worker.postgres.progress import checkpoints, numbers
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.template import Template, place
@@ -134,7 +134,7 @@ class TransactionRunner:
         except BaseException:
             roll_back(connection)
             raise
-        return outcomes.Stored(request.new if request else _NOWHERE, count)
+        return outcomes.Stored(request.new if request else BEGINNING, count)
 
     def ask(self, connection: psycopg.Connection[Any], request: StoreRequest) -> StoreAnswer:
         """Return what the contract answers now, without any effect."""
@@ -286,15 +286,7 @@ class TransactionRunner:
         is_unknown = connection.closed or (committing and isinstance(error, TransientError))
         if is_unknown and request is not None:
             return outcomes.CommitUnknown(request.expected, request.new, committing, error)
-        if committing and not isinstance(error, TransientError):
-            # A deferred constraint speaks up at COMMIT: the effects are refused, as by any other statement.
-            return outcomes.Failed(
-                HandlerError(f"the database refused to commit: {error}", reason=Reason.STATEMENT_FAILED)
-            )
-        return outcomes.Failed(drop_traceback(error))
-
-
-_NOWHERE: Final = BEGINNING
+        return outcomes.Failed(drop_traceback(as_refused_commit(error) if committing else error))
 
 
 def roll_back(connection: psycopg.Connection[Any]) -> None:
