@@ -19,6 +19,7 @@ again where it was; the checkpoints change last, all at once, with the record of
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
@@ -125,12 +126,13 @@ class Repair:
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
+class _Column:
+    """`type`: xid8, xid8[] or pg_snapshot."""
+
     table: str
+    name: str
+    type: str
     of_processors: bool
-    ids: tuple[str, ...]
-    snapshots: tuple[str, ...]
-    arrays: tuple[str, ...]
 
 
 def find_outboxes(connection: Connection, schema: str) -> tuple[Outbox, ...]:
@@ -233,8 +235,8 @@ class Repairer:
                 parameters,
             )
             sealed = self._connection.execute(in_schema("repair_list_sealed", self._schema)).fetchall()
-            for columns in self._columns(repair.tables):
-                self._map(columns, parameters)
+            for table_name, columns in groupby(self._columns(repair.tables), lambda each: each.table):
+                self._map(table_name, list(columns), parameters)
             for processor_id, partition in sealed:
                 # A pair's shadow is mapped as the pair is; a range's is made anew, unless it was tampered with.
                 call(self._connection, self._schema, "keep_checkpoint", processor_id=processor_id, partition=partition)
@@ -249,8 +251,8 @@ class Repairer:
         schema = sql.Identifier(self._schema)
         (below,) = self._fetch(sql.SQL("SELECT pg_snapshot_xmin(pg_current_snapshot())::text"), {})
         columns = self._columns(self._tables)
-        checkpoints = [each for each in columns if each.table == "processor_checkpoints"]
-        everything = sql.SQL(" UNION ALL ").join([rows, *_named(checkpoints, schema)])
+        checkpoints = (_named(each, schema) for each in columns if each.table == "processor_checkpoints")
+        everything = sql.SQL(" UNION ALL ").join([rows, *checkpoints])
         query = load("repair_find_restore").format(rows=everything, schema=schema)
         until, needed = self._fetch(query, {"now": now})
         if not needed:
@@ -273,9 +275,7 @@ class Repairer:
             ids=ids,
             use_up=max(0, highest + 1 - int(below)),
             checkpoints=self._moved(parameters),
-            columns=tuple(
-                (each.table, name) for each in columns for name in (*each.ids, *each.snapshots, *each.arrays)
-            ),
+            columns=tuple((each.table, each.name) for each in columns),
             others=self._others(),
         )
         return plan, Repair(number, int(until), int(below), now, self._tables)
@@ -296,28 +296,12 @@ class Repairer:
             statement = load("repair_pages").format(schema=sql.Identifier(self._schema), **_names(table))
             return self._connection.execute(statement, parameters).rowcount
 
-    def _map(self, columns: _Columns, parameters: dict[str, Any]) -> None:
-        schema, table = sql.Identifier(self._schema), sql.Identifier(self._schema, columns.table)
-
-        def change(query: str, name: str, **more: sql.Composed) -> sql.Composed:
-            found = load(query).format(schema=schema, value=sql.Identifier("o", name), **more)
-            return sql.SQL("{0} = coalesce({1}, o.{0})").format(sql.Identifier(name), found)
-
-        changes = [change("repair_mapped_id", name, written_here=_item("o", name)) for name in columns.ids]
-        changes += [change("repair_mapped_array", name) for name in columns.arrays]
-        changes += [
-            sql.SQL(
-                "{column} = CASE WHEN o.{column} IS NULL OR {written_here} THEN o.{column} ELSE {snapshot} END"
-            ).format(
-                column=sql.Identifier(name),
-                written_here=_item("o", name, snapshot=True),
-                snapshot=load("repair_mapped_snapshot").format(schema=schema, value=sql.Identifier("o", name)),
-            )
-            for name in columns.snapshots
-        ]
+    def _map(self, table: str, columns: Sequence[_Column], parameters: dict[str, Any]) -> None:
+        schema = sql.Identifier(self._schema)
+        changes = [sql.SQL("{} = {}").format(sql.Identifier(each.name), _mapped(each, schema)) for each in columns]
         self._connection.execute(
             sql.SQL("UPDATE {} AS o SET {} WHERE {}").format(
-                table, sql.SQL(", ").join(changes), _is_ours(columns, schema)
+                sql.Identifier(self._schema, table), sql.SQL(", ").join(changes), _is_ours(columns[0], schema)
             ),
             parameters,
         )
@@ -335,9 +319,8 @@ class Repairer:
             Moved(row[0], row[1], Checkpoint(int(row[2]), row[3]), Checkpoint(int(row[4]), row[3])) for row in found
         )
 
-    def _columns(self, tables: Sequence[Outbox]) -> tuple[_Columns, ...]:
-        rows = self._beside("repair_list_columns", tables)
-        return tuple(_Columns(row[0], row[1], *(tuple(names or ()) for names in row[2:])) for row in rows)
+    def _columns(self, tables: Sequence[Outbox]) -> list[_Column]:
+        return [_Column(*row) for row in self._beside("repair_list_columns", tables)]
 
     def _others(self) -> tuple[str, ...]:
         return tuple(row[0] for row in self._beside("repair_list_others", self._tables))
@@ -390,33 +373,40 @@ def _item(row: str, name: str, *, snapshot: bool = False) -> sql.Composed:
     ).format(writer=sql.SQL(f"{row}.xmin"), value=value)
 
 
-def _is_ours(columns: _Columns, schema: sql.Identifier) -> sql.Composable:
+def _mapped(column: _Column, schema: sql.Identifier) -> sql.Composed:
+    """What becomes of a column's value."""
+    name, value = column.name, sql.Identifier("o", column.name)
+    if column.type == "pg_snapshot":
+        return sql.SQL("CASE WHEN {value} IS NULL OR {written_here} THEN {value} ELSE {snapshot} END").format(
+            value=value, written_here=_item("o", name, snapshot=True),
+            snapshot=load("repair_mapped_snapshot").format(schema=schema, value=value),
+        )  # fmt: skip
+    if column.type == "xid8":
+        found = load("repair_mapped_id").format(schema=schema, value=value, written_here=_item("o", name))
+    else:
+        found = load("repair_mapped_array").format(schema=schema, value=value)
+    return sql.SQL("coalesce({}, {})").format(found, value)
+
+
+def _is_ours(column: _Column, schema: sql.Identifier) -> sql.Composable:
     """Whether a row names ids of this server: a processor that reads another database names that one's."""
-    if not columns.of_processors:
+    if not column.of_processors:
         return sql.SQL("true")
     return load("repair_is_ours").format(schema=schema, row=sql.Identifier("o"))
 
 
-def _named(columns: Sequence[_Columns], schema: sql.Identifier) -> list[sql.Composed]:
-    """Build a SELECT for each column: the highest id that its rows know of, and their writer."""
-    values: list[tuple[_Columns, sql.Composable]] = [
-        (each, sql.Identifier("o", name)) for each in columns for name in each.ids
-    ]
-    values += [
+def _named(column: _Column, schema: sql.Identifier) -> sql.Composed:
+    """Build a SELECT of the highest id that each row's column knows of, and its writer."""
+    value: sql.Composable = sql.Identifier("o", column.name)
+    if column.type == "pg_snapshot":
         # A snapshot's beginning is at most the transaction that takes it; its end may be beyond.
-        (each, sql.SQL("pg_snapshot_xmin({})").format(sql.Identifier("o", name)))
-        for each in columns
-        for name in each.snapshots
-    ]
-    return [
-        sql.SQL("SELECT {0}, o.xmin FROM {1}.{2} AS o WHERE {0} IS NOT NULL AND {3}").format(
-            value, schema, sql.Identifier(each.table), _is_ours(each, schema)
-        )
-        for each, value in values
-    ]
+        value = sql.SQL("pg_snapshot_xmin({})").format(value)
+    return sql.SQL("SELECT {0}, o.xmin FROM {1}.{2} AS o WHERE {0} IS NOT NULL AND {3}").format(
+        value, schema, sql.Identifier(column.table), _is_ours(column, schema)
+    )
 
 
-def _found(rows: sql.Composable, columns: Sequence[_Columns], schema: sql.Identifier) -> sql.Composed:
+def _found(rows: sql.Composable, columns: Sequence[_Column], schema: sql.Identifier) -> sql.Composed:
     """Build the SELECT of every id that has to change."""
     parts: list[sql.Composable] = [
         sql.SQL(
@@ -424,25 +414,16 @@ def _found(rows: sql.Composable, columns: Sequence[_Columns], schema: sql.Identi
             "FROM ({}) AS o (t, xmin)"
         ).format(rows)
     ]
+    ids = "SELECT {item}, o.{name} FROM {schema}.{table} AS o WHERE o.{name} IS NOT NULL AND {ours}"
+    arrays = "SELECT false, e.id FROM {schema}.{table} AS o CROSS JOIN LATERAL unnest(o.{name}) AS e (id) WHERE {ours}"
     parts += [
-        sql.SQL("SELECT {}, o.{} FROM {}.{} AS o WHERE o.{} IS NOT NULL AND {}").format(
-            _item("o", name),
-            sql.Identifier(name),
-            schema,
-            sql.Identifier(each.table),
-            sql.Identifier(name),
-            _is_ours(each, schema),
+        sql.SQL(ids if each.type == "xid8" else arrays).format(
+            item=_item("o", each.name), name=sql.Identifier(each.name), schema=schema,
+            table=sql.Identifier(each.table), ours=_is_ours(each, schema),
         )
         for each in columns
-        for name in each.ids
-    ]
-    parts += [
-        sql.SQL("SELECT false, e.id FROM {}.{} AS o CROSS JOIN LATERAL unnest(o.{}) AS e (id) WHERE {}").format(
-            schema, sql.Identifier(each.table), sql.Identifier(name), _is_ours(each, schema)
-        )
-        for each in columns
-        for name in each.arrays
-    ]
+        if each.type != "pg_snapshot"
+    ]  # fmt: skip
     return sql.SQL(
         "SELECT DISTINCT f.written_here, f.t FROM ({}) AS f (written_here, t) "
         "WHERE NOT f.written_here OR f.t < %(below)s::text::xid8"

@@ -162,19 +162,16 @@ ORDER BY c.processor_id, c.partition
 -- Where the schema keeps transaction ids and snapshots besides the messages themselves and the history of people's acts, and
 -- whether each row there is a processor's: one that reads another database names that one's ids. A partition's rows are mapped
 -- with its table: twice would be wrong.
-SELECT c.relname, EXISTS (SELECT 1 FROM pg_attribute AS p
-                          WHERE p.attrelid = c.oid AND p.attname = 'processor_id' AND NOT p.attisdropped),
-       array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.atttypid = 'xid8'::regtype),
-       array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.atttypid = 'pg_snapshot'::regtype),
-       array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.atttypid = 'xid8[]'::regtype)
+SELECT c.relname, a.attname, a.atttypid::regtype::text,
+       EXISTS (SELECT 1 FROM pg_attribute AS p
+               WHERE p.attrelid = c.oid AND p.attname = 'processor_id' AND NOT p.attisdropped)
 FROM pg_class AS c
 JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 WHERE c.relnamespace = %(schema)s::text::regnamespace AND c.relkind IN ('r', 'p')
   AND NOT c.relispartition AND c.relname NOT IN ('repairs', 'repair_ids', 'recorded_acts')
   AND NOT (c.oid = ANY (%(messages)s::text[]::regclass[]))
   AND a.atttypid IN ('xid8'::regtype, 'pg_snapshot'::regtype, 'xid8[]'::regtype)
-GROUP BY c.oid, c.relname
-ORDER BY c.relname
+ORDER BY c.relname, a.attnum
 
 -- name: repair_list_others
 -- Tables elsewhere that look like an outbox: the default of a column is the transaction that inserts.
