@@ -22,7 +22,7 @@ from outbox_worker.postgres.reading.table import OutboxTable
 from outbox_worker.postgres.remote_target import database_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from datetime import timedelta
 
     from outbox_core.progress.snapshot_range import SnapshotRange
@@ -96,19 +96,14 @@ def find_readers(connection: Connection, table: OutboxTable) -> list[Reader]:
     """Return every processor with a checkpoint, claim or lease in this database that reads the table, or may."""
     found: list[Reader] = []
     for schema in list_schemas(connection):
-        mappings = list_mappings(connection, schema)
         queues = competing.list_competing(connection, schema)
-        left_out = set(_column(connection, "list_superseded", schema)) | set(
-            _column(connection, "list_remote_targets", schema)
-        )
-        left_out |= {name for name, queue in queues.items() if queue is not None}
-        for view in list_processors(connection, schema):
-            source = mappings.get(view.processor_id)
-            if view.processor_id not in left_out and (source is None or _is_of(table, source)):
-                is_competing = view.processor_id in queues
-                found.append(
-                    Reader(schema, competing.with_consumers(connection, schema, view) if is_competing else view, source)
-                )
+        elsewhere = dict(fetch_rows(connection, in_schema("list_remote_targets", schema)))
+        for view, source in _list_readers(connection, schema, table):
+            name = view.processor_id
+            if name in elsewhere or queues.get(name) is not None:
+                continue
+            seen = competing.with_consumers(connection, schema, view) if name in queues else view
+            found.append(Reader(schema, seen, source))
     return found
 
 
@@ -116,17 +111,26 @@ def find_remote_readers(connection: Connection, table: OutboxTable, identity: st
     """Return the processors whose checkpoint is in this other database and whose source is the one of `identity`."""
     found: list[Reader] = []
     for schema in list_schemas(connection):
-        mappings = list_mappings(connection, schema)
         rows = fetch_rows(connection, in_schema("list_remote_targets", schema))
         # A source that was forgotten may be any.
         reading = {name: read for name, read in rows if read is None or database_of(read) == database_of(identity)}
-        superseded = set(_column(connection, "list_superseded", schema))
-        for view in list_processors(connection, schema):
-            source, name = mappings.get(view.processor_id), view.processor_id
-            if name in reading and name not in superseded and (source is None or _is_of(table, source)):
-                outdated = reading[name] not in (None, identity)
+        for view, source in _list_readers(connection, schema, table):
+            if view.processor_id in reading:
+                outdated = reading[view.processor_id] not in (None, identity)
                 found.append(Reader(schema, view, source, elsewhere=True, outdated=outdated))
     return found
+
+
+def _list_readers(
+    connection: Connection, schema: str, table: OutboxTable
+) -> Iterator[tuple[ProcessorView, Source | None]]:
+    """Yield the processors of a schema that are not replaced and read a table of this name, or may."""
+    mappings = list_mappings(connection, schema)
+    superseded = {name for (name,) in fetch_rows(connection, in_schema("list_superseded", schema))}
+    for view in list_processors(connection, schema):
+        source = mappings.get(view.processor_id)
+        if view.processor_id not in superseded and (source is None or _is_of(table, source)):
+            yield view, source
 
 
 def find_examined(readers: Iterable[Reader]) -> list[SnapshotRange]:
@@ -163,7 +167,3 @@ def prune_page(
 def _is_of(table: OutboxTable, source: Source) -> bool:
     other = OutboxTable.of(source)
     return (other.schema, other.name) == (table.schema, table.name)
-
-
-def _column(connection: Connection, query: str, schema: str) -> list[str]:
-    return [row[0] for row in fetch_rows(connection, in_schema(query, schema))]
