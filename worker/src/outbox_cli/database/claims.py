@@ -82,13 +82,9 @@ def release(connection: Connection, context: Context) -> Exit:
 
 def _record(views: list[ProcessorView]) -> Record:
     first = views[0]
-    holder = first.holder
     return {
         "processorId": first.processor_id,
-        "cluster": None if holder is None else holder.cluster,
-        "namespace": None if holder is None else holder.namespace,
-        "name": None if holder is None else holder.name,
-        "uid": None if holder is None else holder.uid,
+        **(first.holder.model_dump() if first.holder else {}),
         "claimedAt": first.claimed_at,
         "vacatedAt": first.vacated_at,
         "pods": sorted({view.pod for view in views if view.live and view.pod}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from outbox_cli.command import against_database, need_reason, whoami
-from outbox_cli.console import Column
+from outbox_cli.console import Column, record_of
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_worker.postgres.admin.repair import MOST_USED_UP, Outbox, Repairer, RepairError, find_outboxes
 from outbox_worker.postgres.reading.table import OutboxTable
@@ -151,9 +151,4 @@ def _rows(rows: Rows | None) -> Record | None:
 
 
 def _moved(each: Moved) -> Record:
-    return {
-        "processorId": each.processor_id,
-        "partition": each.partition,
-        "from": str(each.before),
-        "to": str(each.after),
-    }
+    return record_of(each, but=("before", "after")) | {"from": each.before, "to": each.after}

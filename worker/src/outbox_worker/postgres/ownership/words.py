@@ -7,7 +7,7 @@ report: never a payload, never a secret.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from outbox_core.processor.failing import storable_text
@@ -70,17 +70,7 @@ class SaidWord:
 
 def format_words(words: Iterable[Word]) -> str:
     """Write words as the JSON that the database keeps. A handler's error may hold what jsonb refuses."""
-    return json.dumps(
-        [
-            {
-                "partition": each.partition,
-                "state": each.state,
-                "reason": each.reason,
-                "message": storable_text(each.message),
-            }
-            for each in words
-        ]
-    )
+    return json.dumps([asdict(each) | {"message": storable_text(each.message)} for each in words])
 
 
 def say(
