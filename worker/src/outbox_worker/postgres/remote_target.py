@@ -133,10 +133,7 @@ def read_durably(
 
 def _begin_durable_read(connection: Connection, timeline: int | None) -> None:
     with translated():
-        cursor = connection.execute(load("begin_durable_read"))
-        while cursor.nextset():
-            pass
-        row = cursor.fetchone()
+        row = connection.execute(load("begin_durable_read")).set_result(-1).fetchone()
     if timeline is not None and (row is None or row[0] != timeline):
         raise TransientError(
             "the source's server is on another timeline than before: which server it is, is looked at again",

@@ -212,11 +212,7 @@ class BatchTaker:
         return inf if seconds is None else float(seconds)
 
     def _lock(self, connection: psycopg.Connection[Any]) -> tuple[list[DispatchPosition], str]:
-        cursor = connection.execute(self._lock_statement)
-        while cursor.nextset():
-            pass
-        rows = cursor.fetchall()
-        return dispatch_positions_of(rows)
+        return dispatch_positions_of(connection.execute(self._lock_statement).set_result(-1).fetchall())
 
     def _claim(self, connection: psycopg.Connection[Any], found: Found) -> ClaimedBatch | NothingTaken:
         dispatch_position, wanted, examined = found.dispatch_position, found.wanted, found.examined

@@ -176,10 +176,7 @@ class TransactionRunner:
 
         """
         mark = uuid.uuid4().hex
-        cursor = connection.execute(self._opening.fill({"epoch": epoch, "mark": mark}))
-        while cursor.nextset():
-            pass
-        row = cursor.fetchone()
+        row = connection.execute(self._opening.fill({"epoch": epoch, "mark": mark})).set_result(-1).fetchone()
         if self.server_run is not None and (row is None or row[-1] != self.server_run):
             raise identity.crashed()
         return Transaction(connection, mark)
@@ -202,9 +199,7 @@ class TransactionRunner:
         if (next_id := self._find_next_id(request)) is not None:
             text.append(load("fetch_snapshot"))  # behind the log's place: what commits later moves the log
         try:
-            cursor = connection.execute(sql.SQL("; ").join(text))
-            cursor.nextset()
-            cursor.nextset()
+            cursor = connection.execute(sql.SQL("; ").join(text)).set_result(2)  # behind those of the opening
             row = cursor.fetchone()
             if row is None or row[0] is None:
                 raise identity.crashed()
