@@ -123,7 +123,8 @@ def status(connection: Connection, context: Context) -> Exit:
             record |= {"change": changes.get(view.processor_id)} | measure.unfinished(view)
             shown = {"lagText": unknown or format_lag(lag), "reasonText": format_reason(word)}
             records.append(record if context.console.is_json else record | shown)
-            notes += [note for note in (describe_word(view, word),) if note is not None]
+            if (note := describe_word(view, word)) is not None:
+                notes.append(note)
     context.console.show(records, _STATUS, empty=f"no processor has ever worked on schema {subject.schema}")
     for note in notes:
         context.console.note(note)
