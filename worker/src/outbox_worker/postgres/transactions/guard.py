@@ -186,35 +186,28 @@ class GuardedConnection(psycopg.Connection[Any]):
 class GuardedCursor(psycopg.Cursor[Any]):
     """A cursor that looks at statements before it sends them."""
 
+    connection: GuardedConnection
+
     @override
     def execute(self, query: Any, params: Any = None, **options: Any) -> GuardedCursor:
-        self._examine(query)
+        self.connection.examine(query)
         super().execute(query, params, **options)
         if self.connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
-            self._refuse("SQL that ended it")
+            self.connection.refuse("SQL that ended it")
         return self
 
     @override
     def executemany(self, query: Any, params_seq: Iterable[Any], **options: Any) -> None:
-        self._examine(query)
+        self.connection.examine(query)
         try:
             super().executemany(query, params_seq, **options)
         finally:
-            if isinstance(self.connection, GuardedConnection):
-                self.connection.restart_idle_timeout()
+            self.connection.restart_idle_timeout()
 
     @override
     def stream(self, query: Any, params: Any = None, **options: Any) -> Iterator[Any]:
-        self._examine(query)
+        self.connection.examine(query)
         return super().stream(query, params, **options)
-
-    def _examine(self, query: Any) -> None:
-        if isinstance(self.connection, GuardedConnection):
-            self.connection.examine(query)
-
-    def _refuse(self, what: str) -> None:
-        if isinstance(self.connection, GuardedConnection):
-            self.connection.refuse(what)
 
 
 def ended() -> HandlerEndedTransactionError:
