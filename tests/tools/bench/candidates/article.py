@@ -5,13 +5,12 @@ Both mark rows of a table of their own as processed, and publish them to a queue
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from tests.tools.bench.candidates.copies import CopiesCandidate
-from tests.tools.bench.candidates.program import installed
+from tests.tools.bench.candidates.program import CHECKOUT, installed
 from tests.tools.bench.candidates.targets import Queue
 from tests.tools.ledger.account import Order
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from tests.tools.bench.servers import Place
     from tests.tools.ledger.account import Handled
 
-_CHECKOUT = Path(__file__).parents[4]
 _BATCH = "1000"
 
 
@@ -46,7 +44,7 @@ class _ArticleLoop(CopiesCandidate):
         database = self.make_database(place).uri()
         program = [str(installed("python") / "bin" / "python"), "-m", f"tests.tools.bench.peers.{module}"]
         command = [*program, database, str(place.broker.port), name, *arguments]
-        self.launch(command, place.folder / name, env={"PYTHONPATH": str(_CHECKOUT)})
+        self.launch(command, place.folder / name, env={"PYTHONPATH": str(CHECKOUT)})
 
     @override
     def add(self, first: int, last: int) -> None:

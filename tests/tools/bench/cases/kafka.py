@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tests.tools.bench import throughput
 from tests.tools.bench.candidates.debezium import Debezium
-from tests.tools.bench.candidates.minimal import MinimalProducer
+from tests.tools.bench.candidates.minimal import Minimal
 from tests.tools.bench.candidates.targets import Topic
 from tests.tools.bench.candidates.worker import OurWorker
 from tests.tools.bench.case import Case
@@ -20,8 +20,8 @@ def _candidates() -> list[Candidate]:
         OurWorker("Ordered, batch 1000", Topic()),
         OurWorker("Ordered, batch 5000", Topic(), delivery={"batchSize": 5000}),
         Debezium(Topic()),
-        MinimalProducer(1000),
-        MinimalProducer(5000),
+        Minimal(Topic(), 1000),
+        Minimal(Topic(), 5000),
     ]
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tests.tools.bench import latency
 from tests.tools.bench.candidates.debezium import Debezium
-from tests.tools.bench.candidates.minimal import MinimalPublisher
+from tests.tools.bench.candidates.minimal import Minimal
 from tests.tools.bench.candidates.targets import Queue
 from tests.tools.bench.candidates.worker import OurWorker
 from tests.tools.bench.case import Case
@@ -20,7 +20,7 @@ def _candidates() -> list[Candidate]:
         OurWorker("Ordered", Queue("classic")),
         OurWorker("Ordered, pollInterval 10ms", Queue("classic"), delivery={"pollInterval": "10ms"}),
         Debezium(Queue("classic")),
-        MinimalPublisher("classic", 1000, listen=True),
+        Minimal(Queue("classic"), 1000, listen=True),
     ]
 
 

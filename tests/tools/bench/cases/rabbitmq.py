@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tests.tools.bench import throughput
 from tests.tools.bench.candidates.article import NaiveLoop, OptimisedLoop
 from tests.tools.bench.candidates.debezium import Debezium
-from tests.tools.bench.candidates.minimal import MinimalPublisher
+from tests.tools.bench.candidates.minimal import Minimal
 from tests.tools.bench.candidates.targets import Queue, Stream
 from tests.tools.bench.candidates.worker import OurWorker
 from tests.tools.bench.case import Case
@@ -22,8 +22,8 @@ def _candidates(kind: str) -> list[Candidate]:
         OurWorker("Ordered, batch 1000", Queue(kind)),
         OurWorker("Ordered, batch 5000", Queue(kind), delivery={"batchSize": 5000}),
         Debezium(Queue(kind)),
-        MinimalPublisher(kind, 1000),
-        MinimalPublisher(kind, 5000),
+        Minimal(Queue(kind), 1000),
+        Minimal(Queue(kind), 5000),
         NaiveLoop(kind),
         OptimisedLoop(kind, workers=5),
     ]
@@ -60,7 +60,7 @@ STREAM = Case(
         OurWorker("into a stream, batch 1000", Stream(), source=_NUMBERED),
         OurWorker("into a stream, batch 5000", Stream(), source=_NUMBERED, delivery={"batchSize": 5000}),
         OurWorker("into a quorum queue, batch 1000", Queue("quorum"), source=_NUMBERED, baseline=True),
-        MinimalPublisher("stream", 5000),
+        Minimal(Stream(), 5000),
     ],
     measure=throughput.measure,
     figures=(throughput.RATE,),
