@@ -145,6 +145,20 @@ cached() {
 
 in_subshell() { (set -e; "$@"); }
 
+# fetch_from_maven GROUP:NAME:VERSION:KIND SUM FOLDER: one file of Maven Central; another file than that of the sum is an error.
+fetch_from_maven() {
+  local artifact=$1 sum=$2 folder=$3 name version kind log
+  IFS=: read -r _ name version kind <<<"$artifact"
+  log=$OUTBOX_CACHE/logs/maven-$name.log
+  command -v mvn >/dev/null || debian maven
+  mkdir -p "$(dirname "$log")"
+  mvn -B -q org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy "-Dartifact=$artifact" "-DoutputDirectory=$folder" \
+    >"$log" 2>&1 || { tail -5 "$log" >&2; return 1; }
+  # Maven itself only warns of a wrong sum.
+  sha256sum --check --status <<<"$sum  $folder/$name-$version.$kind" ||
+    fail "$name-$version.$kind is not the file whose sum versions.sh has"
+}
+
 # The hash of files and strings: hash_of FILE... ; folders count with every file in them, names included.
 hash_of() {
   local path

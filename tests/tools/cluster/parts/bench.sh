@@ -4,7 +4,6 @@
 # from its Go module, whose version and sums are in modules/river.
 
 setup_bench() {
-  command -v mvn >/dev/null || debian maven
   command -v npm >/dev/null || debian npm
   [ -x "$CHECKOUT/.venv/bin/python" ] || setup_python
   with_lock "$OUTBOX_CACHE/locks/uv" cached "uv/$UV_VERSION" install_uv
@@ -31,15 +30,9 @@ install_peers() {
 }
 
 fetch_debezium() {
-  local out=$1 artifact=debezium-server-dist log=$OUTBOX_CACHE/logs/maven-debezium.log
+  local out=$1 artifact=debezium-server-dist
   local archive=$out/$artifact-$DEBEZIUM_VERSION.tar.gz
-  mkdir -p "$(dirname "$log")"
-  mvn -B -q org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy \
-    "-Dartifact=io.debezium:$artifact:$DEBEZIUM_VERSION:tar.gz" "-DoutputDirectory=$out" >"$log" 2>&1 ||
-    { tail -5 "$log" >&2; return 1; }
-  # Maven itself only warns of a wrong sum.
-  sha256sum --check --status <<<"$DEBEZIUM_SHA256  $archive" ||
-    fail "the archive of Debezium Server $DEBEZIUM_VERSION is not the one whose sum versions.sh has"
+  fetch_from_maven "io.debezium:$artifact:$DEBEZIUM_VERSION:tar.gz" "$DEBEZIUM_SHA256" "$out"
   tar -xzf "$archive" -C "$out" --strip-components=1
   rm "$archive"
   # Maven keeps a second copy of half a gigabyte.

