@@ -3,17 +3,12 @@
 # named: two processors build it in ten minutes, and `make test` does not need it.
 
 setup_keda() {
-  with_lock "$OUTBOX_CACHE/locks/go-build" build_keda
+  with_lock "$OUTBOX_CACHE/locks/go-build" cached "keda/$KEDA_VERSION" build_keda
   ln -sfn "$KEDA_VERSION" "$OUTBOX_CACHE/keda/current"
   say "keda: ready ($OUTBOX_CACHE/keda/current)"
 }
 
 build_keda() {
-  cached "keda/$KEDA_VERSION" make_keda
-  rm -rf "$OUTBOX_CACHE/go"
-}
-
-make_keda() {
   local out=$1 module=github.com/kedacore/keda/v2
   go_build keda "" "$out/" "$module/cmd/operator" "$module/cmd/adapter"
   cp -r "$OUTBOX_CACHE/go/mod/$module@v$KEDA_VERSION/config/crd/bases" "$out/crds"
