@@ -22,6 +22,8 @@ INDEX = "application/vnd.oci.image.index.v1+json"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
+USER = "65532:65532"
+"""Of a program's process; a number, as Kubernetes wants to see that it is not root."""
 
 
 def digest(blob: bytes) -> str:
@@ -48,7 +50,7 @@ def add_index(archive: tarfile.TarFile, image: str, manifest: dict[str, Any]) ->
     add(archive, "index.json", json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": [named]}).encode())
 
 
-def binary(image: str, program: pathlib.Path, user: str, out: BinaryIO) -> None:
+def binary(image: str, program: pathlib.Path, out: BinaryIO) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as layer:
         add(layer, program.name, program.read_bytes(), 0o755)
@@ -57,7 +59,7 @@ def binary(image: str, program: pathlib.Path, user: str, out: BinaryIO) -> None:
         {
             "architecture": "amd64",
             "os": "linux",
-            "config": {"Entrypoint": ["/" + program.name], "User": user},
+            "config": {"Entrypoint": ["/" + program.name], "User": USER},
             "rootfs": {"type": "layers", "diff_ids": [digest(layer_blob)]},
         }
     ).encode()
@@ -127,14 +129,13 @@ def main() -> None:
     one = commands.add_parser("binary", help="an image of one static program")
     one.add_argument("image")
     one.add_argument("program", type=pathlib.Path)
-    one.add_argument("--user", default="65532:65532")
     many = commands.add_parser("store", help="an image of a store; digests that are loaded come on standard input")
     many.add_argument("image")
     many.add_argument("folder", type=pathlib.Path)
     many.add_argument("id", help="the image's id in the store")
     args = parser.parse_args()
     if args.command == "binary":
-        binary(args.image, args.program, args.user, sys.stdout.buffer)
+        binary(args.image, args.program, sys.stdout.buffer)
     else:
         store(args.image, args.folder, args.id, set(sys.stdin.read().split()), sys.stdout.buffer)
 
