@@ -14,9 +14,10 @@ from typing import Any
 
 import yaml
 
+from tests.support.cache import find_cached
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "outbox-operator"
-CACHE = Path(os.environ.get("OUTBOX_CACHE") or Path.home() / ".cache" / "outbox-operator")
 
 RELEASE = "outbox"
 NAMESPACE = "chart-render"
@@ -105,9 +106,7 @@ MATRIX: dict[str, Values] = {
 
 def tool(name: str) -> Path:
     """A program that `tests/tools/cluster/setup.sh` put into the cache."""
-    path = CACHE / "bin" / name
-    assert path.exists(), f"{path} is not there: run tests/tools/cluster/setup.sh"
-    return path
+    return find_cached("cluster", "bin", name)
 
 
 def helm(

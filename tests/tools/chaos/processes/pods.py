@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import signal
 import struct
 import subprocess
@@ -13,15 +12,16 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tests.support.cache import find_cached
 from tests.support.worker import Workers
 from tests.tools.chaos.cases import Target
 from tests.tools.chaos.config import build_config, build_handler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from tests.support.worker import Worker
     from tests.tools.chaos.cases import Case
@@ -37,17 +37,8 @@ _ports = iter(range(_FIRST_PORT, 20_000))
 
 
 def shim() -> Path:
-    """Return the library that steps a process's clock.
-
-    Raises:
-        FileNotFoundError: it was not built.
-
-    """
-    cache = Path(os.environ.get("OUTBOX_CACHE", Path.home() / ".cache" / "outbox-operator"))
-    found = cache / "bin" / "stepclock.so"
-    if not found.exists():
-        raise FileNotFoundError(f"no clock shim at {found}: run tests/tools/cluster/setup.sh chaos")
-    return found
+    """Return the library that steps a process's clock."""
+    return find_cached("chaos", "bin", "stepclock.so")
 
 
 @dataclass

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import urllib.error
 import urllib.request
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.support.cache import find_cached
 from tests.support.servers.postgres import free_port, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-
-def program() -> Path:
-    """Return toxiproxy's server in the cache.
-
-    Raises:
-        FileNotFoundError: it was not built.
-
-    """
-    cache = Path(os.environ.get("OUTBOX_CACHE", Path.home() / ".cache" / "outbox-operator"))
-    found = cache / "bin" / "toxiproxy"
-    if not found.exists():
-        raise FileNotFoundError(f"no toxiproxy at {found}: run tests/tools/cluster/setup.sh chaos")
-    return found
+    from pathlib import Path
 
 
 class Proxies:
@@ -40,10 +26,9 @@ class Proxies:
         self._ports: dict[str, int] = {}
         port = free_port()
         self._api = f"http://127.0.0.1:{port}"
+        command = [str(find_cached("chaos", "bin", "toxiproxy")), "-host", "127.0.0.1", "-port", str(port)]
         with log.open("w") as out:
-            self._process = subprocess.Popen(
-                [str(program()), "-host", "127.0.0.1", "-port", str(port)], stdout=out, stderr=subprocess.STDOUT
-            )
+            self._process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
 
         def answers() -> bool:
             with contextlib.suppress(OSError):
