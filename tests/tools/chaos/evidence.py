@@ -193,9 +193,8 @@ def _read_broker(case: Case, brokers: Brokers, journal: Journal) -> tuple[list[H
 
 
 def _as_handled(entry: Entry) -> Handled:
-    payload = json.loads(entry.body)
     handler = format_handler(entry.headers["x-outbox-pod"], entry.headers["x-outbox-epoch"])
-    return Handled(entry.message_id, payload["orderKey"], payload["sequence"], payload["cents"], handler)
+    return Handled.read(entry.message_id, entry.body, handler)
 
 
 def see(evidence: Evidence, journal: Journal, case: Case) -> Seen:

@@ -7,11 +7,12 @@ target has one.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -48,6 +49,12 @@ class Handled:
     sequence: int
     cents: int = 0
     handler: str = ""
+
+    @classmethod
+    def read(cls, message_id: str, payload: bytes, handler: str = "") -> Self:
+        """Read from a message's payload which one it is."""
+        order = json.loads(payload)
+        return cls(message_id, order["orderKey"], order["sequence"], order["cents"], handler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +95,9 @@ def compare(
     produced: Sequence[Committed],
     handled: Iterable[Handled],
     *,
-    ordered: bool = True,
-    order: Order | None = None,
+    order: Order = Order.TOTAL,
 ) -> Account:
-    """Count every trace in a target against the commit log (in pair order). `order` says more than `ordered`."""
-    order = order or (Order.TOTAL if ordered else Order.NONE)
+    """Count every trace in a target against the commit log (in pair order)."""
     place = {(m.key, m.sequence): number for number, m in enumerate(produced)}
     traces: Counter[int] = Counter()
     findings: list[str] = []

@@ -5,7 +5,6 @@ The product's own publisher is not used here on purpose.
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
 from dataclasses import dataclass
@@ -36,9 +35,8 @@ class Delivery:
 
     def as_handled(self) -> Handled:
         """Read which order message it is from its payload, and who published it from its headers."""
-        payload = json.loads(self.body)
         handler = format_handler(self.headers.get("x-outbox-pod", "?"), self.headers.get("x-outbox-epoch", 0))
-        return Handled(self.message_id, payload["orderKey"], payload["sequence"], payload["cents"], handler)
+        return Handled.read(self.message_id, self.body, handler)
 
 
 def format_handler(pod: Any, epoch: Any) -> str:

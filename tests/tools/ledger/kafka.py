@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -55,6 +54,5 @@ def _connect(servers: str, isolation: str) -> Consumer:
 
 def _as_handled(message: Message) -> Handled:
     headers = {name: value.decode() for name, value in cast("list[tuple[str, bytes]]", message.headers() or [])}
-    payload = json.loads(message.value() or b"")
     handler = format_handler(headers["x-outbox-pod"], headers["x-outbox-epoch"])
-    return Handled(headers["x-outbox-message-id"], payload["orderKey"], payload["sequence"], payload["cents"], handler)
+    return Handled.read(headers["x-outbox-message-id"], message.value() or b"", handler)

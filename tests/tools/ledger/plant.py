@@ -64,11 +64,9 @@ def check_list(
     handled: Sequence[Handled],
     random: Random,
     *,
-    ordered: bool = True,
-    order: Order | None = None,
+    order: Order = Order.TOTAL,
 ) -> list[str]:
     """Plant each fault into a copy of one target's traces; return what the ledger failed to find (empty: all found)."""
-    order = order or (Order.TOTAL if ordered else Order.NONE)
     clean = compare("clean", produced, handled, order=order)
     cases: dict[str, tuple[Callable[..., list[Handled]], dict[str, int]]] = {
         "loss": (plant_loss, {"lost": 1}),

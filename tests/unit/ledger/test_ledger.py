@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.tools.ledger.account import Handled, compare, compare_sums
+from tests.tools.ledger.account import Handled, Order, compare, compare_sums
 from tests.tools.ledger.commitlog import CommitLog, Committed, check_commit_log, read_commit_logs
 from tests.tools.ledger.plant import check_list, check_sums, plant_duplicate, plant_loss, plant_swap
 from tests.tools.ledger.table import format_accounts
@@ -116,7 +116,7 @@ def test_order_is_that_of_the_pair_and_not_of_the_position(produced, handled) ->
 def test_self_test_finds_all_in_a_true_list_and_in_one_with_duplicates(produced, handled) -> None:
     assert check_list(produced, handled, Random(1)) == []
     assert check_list(produced, [*handled[:40], *handled[20:]], Random(2)) == []
-    assert check_list(produced, handled[::-1], Random(3), ordered=False) == []
+    assert check_list(produced, handled[::-1], Random(3), order=Order.NONE) == []
 
 
 def test_self_test_says_no_to_a_ledger_that_overlooks(produced, handled, request) -> None:
@@ -213,7 +213,7 @@ def test_parquet_rows_are_read_and_what_spark_does_not_see_is_not(tmp_path, hand
 
 def test_table_is_aligned_and_says_where_there_is_no_order(produced, handled) -> None:
     lines = format_accounts(
-        [compare("orders", produced, handled), compare("parquet", produced, handled, ordered=False)]
+        [compare("orders", produced, handled), compare("parquet", produced, handled, order=Order.NONE)]
     )
     assert lines[2].split() == ["orders", "100", "100", "0", "0", "0"]
     assert lines[3].split() == ["parquet", "100", "100", "0", "0", "-"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from confluent_kafka import Consumer, TopicPartition
@@ -104,7 +104,7 @@ class Queue(Target):
             return found
         header = delivery.headers.get("id", "")
         message_id = header.decode() if isinstance(header, bytes) else str(header)
-        return Handled(message_id.strip('"'), found.key, found.sequence, found.cents, found.handler)
+        return replace(found, message_id=message_id.strip('"'))
 
     @override
     def close(self) -> None:
@@ -134,8 +134,7 @@ class Stream(Queue):
     def take(self) -> Iterable[Handled]:
         entries = read_stream(self._place.broker, self.name, self.count(), 120.0, offset=self._taken)
         self._taken += len(entries)
-        payloads = [(each.message_id, json.loads(each.body)) for each in entries]
-        return [Handled(id_, each["orderKey"], each["sequence"], each["cents"]) for id_, each in payloads]
+        return [Handled.read(each.message_id, each.body) for each in entries]
 
 
 class Topic(Target):
@@ -202,5 +201,4 @@ def _read(record: Message) -> Handled:
     assert record.error() is None, record.error()
     headers = dict(cast("list[tuple[str, bytes]]", record.headers() or []))
     message_id = headers.get("x-outbox-message-id", headers.get("id", b"")).decode()
-    payload = json.loads(cast("bytes", record.value()))
-    return Handled(message_id.strip('"'), payload["orderKey"], payload["sequence"], payload["cents"])
+    return Handled.read(message_id.strip('"'), cast("bytes", record.value()))
