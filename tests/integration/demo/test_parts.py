@@ -156,7 +156,7 @@ def test_gate_holds_one_session_and_lets_all_others_pass(shop, connection) -> No
             first.execute(insert)
 
     thread = threading.Thread(target=insert_elsewhere)
-    with database.hold_next_batch_of("loyalty.handled_orders", thread.start) as pid:
+    with database.hold_next_batch("loyalty.handled_orders", thread.start) as pid:
         assert database.application_of(pid) == "held"
         connection.execute(insert)
         assert connection.execute(count).fetchone() == (1,), "the others pass, the held one does not"

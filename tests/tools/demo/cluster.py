@@ -146,6 +146,11 @@ class Processor:
         return self.status.get("conflicts") or {}
 
     @property
+    def owner_pod(self) -> str:
+        """The pod that status names as owner."""
+        return str((self.status.get("owner") or {}).get("pod", ""))
+
+    @property
     def uid(self) -> str:
         """metadata.uid."""
         return str((self.document.get("metadata") or {}).get("uid", ""))

@@ -14,7 +14,6 @@ from tests.tools.demo.waiting import DemoError, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
 TABLE_LOCK: Final = 7301
@@ -145,21 +144,17 @@ class Database:
             row = connection.execute(query).fetchone()
         return int(row[0]) if row else -1
 
-    def hold_next_batch(self, table: str) -> AbstractContextManager[int]:
+    @contextmanager
+    def hold_next_batch(self, table: str, begin: Callable[[], None] = lambda: None) -> Iterator[int]:
         """Catch the next session that inserts into `table`, in the middle of its batch, and hold it there.
 
         Yields the caught session's backend pid. All other sessions go on as soon as it is caught; it goes on when the
-        block ends.
+        block ends. `begin` is called when the gate is closed.
 
         Raises:
-            DemoError: nobody came.
+            DemoError: no session came.
 
         """
-        return self.hold_next_batch_of(table, lambda: None)
-
-    @contextmanager
-    def hold_next_batch_of(self, table: str, begin: Callable[[], None]) -> Iterator[int]:
-        """Do the same, and call `begin` when the gate is closed."""
         with self.connect("demo-gate") as gate:
             gate.execute("SELECT pg_advisory_lock(%s, to_regclass(%s)::oid::int)", [TABLE_LOCK, table])
             begin()

@@ -142,7 +142,7 @@ class Installation:
     def _make_secrets(self) -> None:
         database = {"host": f"postgres.{NAMESPACE}.svc", "port": "5432", "database": "shop", "user": "outbox"}
         broker = {"host": f"rabbitmq.{NAMESPACE}.svc", "port": "5672", "username": "outbox", "vhost": "/"}
-        kept = self._secret("orders-db").get("password") or secrets.token_urlsafe(18)
+        kept = self._kept("orders-db")
         for namespace in (NAMESPACE, OTHER_NAMESPACE):
             self._apply_secret("orders-db", namespace, {**database, "password": kept})
         self._apply_secret("orders-broker", NAMESPACE, {**broker, "password": self._kept("orders-broker")})

@@ -19,23 +19,11 @@ def measure_memory(demo: Demo) -> None:
         demo.measured.append(("resident memory", "not measured on a cluster of your own"))
         return
     pods = demo.cluster.items(f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods")
-    demo.measured += [(f"resident memory, {name_of(pod)}", format_megabytes(resident(pod))) for pod in pods]
     for processor in (*PROCESSORS, *BESIDE):
-        for pod in demo.cluster.pods(processor, NAMESPACE):
-            if resident(pod):
-                demo.measured.append((f"resident memory, {name_of(pod)}", format_megabytes(resident(pod))))
+        pods += [pod for pod in demo.cluster.pods(processor, NAMESPACE) if resident(pod)]
+    demo.measured += [(f"resident memory, {pod['metadata']['name']}", f"{resident(pod) / 1e6:.0f} MB") for pod in pods]
 
 
 def resident(pod: dict[str, Any]) -> int:
     """Sum the pod's processes: the Python one, and a Spark driver's Java."""
     return sum(resident_bytes(pid) for program in PROGRAMS for pid in find_processes(pod, program)[:1])
-
-
-def name_of(pod: dict[str, Any]) -> str:
-    """Return the pod's name."""
-    return str(pod["metadata"]["name"])
-
-
-def format_megabytes(number: int) -> str:
-    """Write bytes as MB."""
-    return f"{number / 1e6:.0f} MB"

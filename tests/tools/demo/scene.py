@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tests.tools.demo.place import NAMESPACE
 from tests.tools.demo.waiting import PATIENCE, DemoError, wait_for
@@ -64,6 +64,11 @@ class Scene:
         """Tell what the answer was."""
         self.demo.progress.say(f"told: {text}", self.title)
 
+    def told_answer(self, conflict: dict[str, Any]) -> None:
+        """Tell a code that a checkpoint's storing was answered, with its pairs."""
+        pairs = ", ".join(f"{name} {conflict[name]}" for name in ("expected", "stored", "new"))
+        self.told(f"{conflict['code']} ({pairs})")
+
     def note(self, text: str) -> None:
         """Tell anything else."""
         self.demo.progress.say(text, self.title)
@@ -71,6 +76,10 @@ class Scene:
     def resource(self) -> Processor:
         """Read the resource."""
         return self.demo.cluster.processor(self.name, self.namespace)
+
+    def count_answers(self, code: int) -> int:
+        """Count in status how often a checkpoint's storing was answered with a code."""
+        return int(self.resource().conflicts.get("byCode", {}).get(str(code), 0))
 
     def expect(self, what: str, look: Callable[[], Found | None], *, within: float | None = None) -> Found:
         """Wait until it is so, at most ten seconds after the deed, or so long from now; print how long after the deed.

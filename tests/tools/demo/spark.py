@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.tools.demo.place import ANALYTICS
-from tests.tools.demo.processes import find_process, find_processes, is_alive, root_of, send
+from tests.tools.demo.processes import find_processes, is_alive, root_of, send
 from tests.tools.demo.waiting import DemoError, wait_for
 
 if TYPE_CHECKING:
@@ -30,16 +30,6 @@ def find_driver(demo: Demo) -> dict[str, Any]:
     if pod is None:
         raise DemoError(f"{ANALYTICS} has no driver")
     return pod
-
-
-def python_process(pod: dict[str, Any]) -> int:
-    """Return the driver's Python process, which holds the transaction."""
-    return find_process(pod, "outbox_spark")
-
-
-def java_process(pod: dict[str, Any]) -> int:
-    """Return the driver's Java process, which keeps Spark's own log."""
-    return find_process(pod, "java")
 
 
 def kill_driver_processes(pod: dict[str, Any]) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, LiteralString
 
+from tests.tools.demo.intruders.frozen_replica import handled_rows
 from tests.tools.demo.place import LOYALTY, NAMESPACE
 from tests.tools.demo.scene import Scene
 from tests.tools.demo.waiting import DemoError
@@ -77,7 +78,7 @@ def blocked(scene: Scene, code: int, expected: str, stored: str) -> int:
         return conflict if conflict and conflict["code"] == code else None
 
     conflict = scene.expect(f"an open conflict with code {code}", look)
-    scene.told(f"{code} (expected {conflict['expected']}, stored {conflict['stored']}, new {conflict['new']})")
+    scene.told_answer(conflict)
     scene.require("both pairs are those of the edit", (conflict["expected"], conflict["stored"]) == (expected, stored))
     scene.expect_condition("CheckpointHealthy", "False", expected, stored)
     scene.expect_event(expected, stored)
@@ -101,9 +102,3 @@ def decide(scene: Scene, verb: str, conflict: int, pair: str) -> None:
     rows = handled_rows(scene)
     scene.expect_condition("CheckpointHealthy", "True", within=RESUMES_WITHIN)
     scene.expect("it handles messages again", lambda: handled_rows(scene) > rows, within=RESUMES_WITHIN)
-
-
-def handled_rows(scene: Scene) -> int:
-    """Return the number of the last row that the handler wrote."""
-    row = scene.demo.database.one("SELECT coalesce(max(handled_id), 0) FROM loyalty.handled_orders")
-    return int(row[0]) if row else 0

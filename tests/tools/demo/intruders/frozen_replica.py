@@ -30,7 +30,7 @@ def run(demo: Demo) -> None:
     if not demo.place.local:
         scene.note("left out: on a cluster of your own the demo cannot stop a container's PID 1 from outside")
         return
-    before = refusals(scene)
+    before = scene.count_answers(4)
     with demo.database.hold_next_batch(TABLE):
         old = live_lease(scene)
         pod = find_pod(demo, old.pod)
@@ -45,13 +45,13 @@ def run(demo: Demo) -> None:
             scene.mark()
             handled = handled_rows(scene)
             scene.expect("the new owner handles messages", lambda: handled_rows(scene) > handled, within=BACK_WITHIN)
-            scene.expect("status.owner is the new owner", lambda: owner_pod(scene) == new.pod)
+            scene.expect("status.owner is the new owner", lambda: scene.resource().owner_pod == new.pod)
         finally:
             send(pid, signal.SIGCONT)
         scene.did(f"kill -CONT {pid}: the frozen worker wakes in its batch")
-    scene.expect("one more refusal with code 4 in status.conflicts", lambda: refusals(scene) > before)
+    scene.expect("one more refusal with code 4 in status.conflicts", lambda: scene.count_answers(4) > before)
     last = scene.resource().conflicts["last"]
-    scene.told(f"{last['code']} (expected {last['expected']}, stored {last['stored']}, new {last['new']})")
+    scene.told_answer(last)
     scene.require("the refused pod is the frozen one", (last["code"], last["pod"]) == (4, old.pod))
     scene.expect_event("OwnershipMoved", old.pod, new.pod)
     said = scene.expect("the frozen worker is the standby now", lambda: standby(demo, old.pod), within=BACK_WITHIN)
@@ -102,16 +102,6 @@ def standby(demo: Demo, pod: str) -> str | None:
     except OSError:
         return None
     return said if said.startswith("Standby:") else None
-
-
-def refusals(scene: Scene) -> int:
-    """Count the answers 4 in status."""
-    return int(scene.resource().conflicts.get("byCode", {}).get("4", 0))
-
-
-def owner_pod(scene: Scene) -> str:
-    """Return the pod that status names as owner."""
-    return str((scene.resource().status.get("owner") or {}).get("pod", ""))
 
 
 def restarts(pod: dict[str, Any]) -> int:

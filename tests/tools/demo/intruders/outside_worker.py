@@ -16,7 +16,6 @@ import sys
 import uuid
 from typing import TYPE_CHECKING, Final
 
-from tests.tools.demo.intruders.frozen_replica import refusals
 from tests.tools.demo.place import CHECKOUT, NAMESPACE, PROJECTION
 from tests.tools.demo.scene import Scene
 from tests.tools.demo.waiting import DemoError
@@ -125,16 +124,15 @@ def refused(scene: Scene, outsider: Outsider) -> None:
 def taken_over(scene: Scene, outsider: Outsider) -> None:
     """Take over in the middle of the owner's batch; see it refused, scaled down, and the owner named."""
     database = scene.demo.database
-    before = refusals(scene)
+    before = scene.count_answers(4)
     with database.hold_next_batch(TABLE):
         owner = database.lease(PROJECTION)
         scene.did(f"python -m outbox_worker --take-over, in the middle of a batch of {owner.pod if owner else '?'}")
         outsider.take_over()
         scene.expect("the claim is the outsider's", lambda: holds_claim(scene), within=STARTS_WITHIN)
     scene.mark()
-    scene.expect("one more refusal with code 4 in status.conflicts", lambda: refusals(scene) > before)
-    last = scene.resource().conflicts["last"]
-    scene.told(f"{last['code']} (expected {last['expected']}, stored {last['stored']}, new {last['new']})")
+    scene.expect("one more refusal with code 4 in status.conflicts", lambda: scene.count_answers(4) > before)
+    scene.told_answer(scene.resource().conflicts["last"])
     scene.expect_event(HOLDER)
     scene.expect_condition("OwnershipGranted", "False", HOLDER)
     scene.expect_no_pods()

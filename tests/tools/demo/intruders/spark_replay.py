@@ -10,9 +10,9 @@ import signal
 from typing import TYPE_CHECKING, Final
 
 from tests.tools.demo.place import ANALYTICS
-from tests.tools.demo.processes import send
+from tests.tools.demo.processes import find_process, send
 from tests.tools.demo.scene import Scene
-from tests.tools.demo.spark import TABLE, find_driver, java_process, kill_driver_processes, newest_batch, python_process
+from tests.tools.demo.spark import TABLE, find_driver, kill_driver_processes, newest_batch
 from tests.tools.demo.waiting import DemoError
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ def run(demo: Demo) -> None:
     if not demo.place.local:
         scene.note("left out: on a cluster of your own the demo cannot freeze a container's process from outside")
         return
-    before = skipped(scene)
+    before = scene.count_answers(0)
     pod = find_driver(demo)
-    python, java = python_process(pod), java_process(pod)
+    python, java = find_process(pod, "outbox_spark"), find_process(pod, "java")
     with demo.database.hold_next_batch(TABLE):
         send(java, signal.SIGSTOP)
         held = stored(scene)
@@ -43,7 +43,7 @@ def run(demo: Demo) -> None:
     pids = kill_driver_processes(pod)
     scene.did(f"kill -KILL {' '.join(map(str, pids))}, between the commit and Spark's own log")
     scene.expect(
-        f"batch {batch} is replayed, told 0 and skipped", lambda: skipped(scene) > before, within=REPLAYS_WITHIN
+        f"batch {batch} is replayed, told 0 and skipped", lambda: scene.count_answers(0) > before, within=REPLAYS_WITHIN
     )
     scene.told("0, ignored: the stored pair is the new one already")
     scene.expect("the next batches are handled", lambda: stored(scene) > committed, within=REPLAYS_WITHIN)
@@ -61,8 +61,3 @@ def stored(scene: Scene) -> Pair:
     if pair is None:
         raise DemoError(f"{ANALYTICS} has no checkpoint")
     return pair
-
-
-def skipped(scene: Scene) -> int:
-    """Count the answers 0 in status."""
-    return int(scene.resource().conflicts.get("byCode", {}).get("0", 0))

@@ -6,14 +6,11 @@ cursor Snapshot: a transaction that is open in another database of the server ho
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING, Final, LiteralString
 
-from tests.tools.demo.intruders.frozen_replica import find_pod
 from tests.tools.demo.place import PARCELS, SEARCH
-from tests.tools.demo.processes import find_process, send
 from tests.tools.demo.scene import Scene
-from tests.tools.demo.scenes.kills import delete_pod
+from tests.tools.demo.scenes.kills import kill_worker
 from tests.tools.demo.waiting import DemoError
 
 if TYPE_CHECKING:
@@ -37,18 +34,13 @@ SELECT count(*) FROM outbox.messages m JOIN search.handled_orders h USING (messa
 def lose_consumer(demo: Demo) -> None:
     """Kill a consumer in the middle of its batch; see that nobody waits longer than its lease."""
     scene = Scene(demo, "killed consumer", PARCELS)
-    scene.expect("both consumers work", lambda: owner(scene) == "2 pods", within=CAUGHT_UP_WITHIN)
+    scene.expect("both consumers work", lambda: scene.resource().owner_pod == "2 pods", within=CAUGHT_UP_WITHIN)
     with demo.database.hold_next_batch("parcels.handled_orders") as backend:
         pod = demo.database.application_of(backend).split(" ")[-1]
         batch = demo.database.one(BATCH, PARCELS, pod)
         if batch is None:
             raise DemoError(f"{pod} handles a batch that nobody handed out")
-        if demo.place.local:
-            pid = find_process(find_pod(demo, pod), "outbox_worker")
-            send(pid, signal.SIGKILL)
-            scene.did(f"kill -KILL {pid}, the worker of {pod}, with {batch[2]} messages in hand")
-        else:
-            delete_pod(scene, pod)
+        kill_worker(scene, pod, f"with {batch[2]} messages in hand")
     scene.expect(
         "what it had in hand is another's", lambda: demo.database.one(IN_HAND, PARCELS, batch[0]) == (False,),
         within=TAKEN_WITHIN,
@@ -79,8 +71,3 @@ def count_above(demo: Demo, xid: str) -> int:
     """Count handled messages of later transactions."""
     row = demo.database.one(HANDLED_ABOVE, xid)
     return int(row[0]) if row else 0
-
-
-def owner(scene: Scene) -> str:
-    """Return who handles messages, as status says it."""
-    return str((scene.resource().status.get("owner") or {}).get("pod", ""))

@@ -80,15 +80,20 @@ def kill_driver(demo: Demo) -> None:
 
 
 def kill_owner(scene: Scene) -> str:
-    """SIGKILL the process that owns the processor, or its whole pod where the node is elsewhere."""
+    """Kill the worker that owns the processor."""
     owner = live_lease(scene).pod
-    if scene.demo.place.local:
-        pid = find_process(find_pod(scene.demo, owner), "outbox_worker")
-        send(pid, signal.SIGKILL)
-        scene.did(f"kill -KILL {pid}, the worker of {owner}, in the middle of a batch")
-    else:
-        delete_pod(scene, owner)
+    kill_worker(scene, owner, "in the middle of a batch")
     return owner
+
+
+def kill_worker(scene: Scene, pod: str, when: str) -> None:
+    """SIGKILL a pod's worker, or take the whole pod where the node is elsewhere."""
+    if scene.demo.place.local:
+        pid = find_process(find_pod(scene.demo, pod), "outbox_worker")
+        send(pid, signal.SIGKILL)
+        scene.did(f"kill -KILL {pid}, the worker of {pod}, {when}")
+    else:
+        delete_pod(scene, pod)
 
 
 def delete_pod(scene: Scene, name: str) -> None:
