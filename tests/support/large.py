@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.support.processes import memory_mb
 
 if TYPE_CHECKING:
     from tests.support.worker import Outbox, Worker
@@ -41,13 +41,6 @@ def produce(outbox: Outbox) -> list[str]:
 
 def peak(worker: Worker) -> float:
     """Megabytes that the process had in memory at most."""
-    most = peak_of(worker.process.pid)
+    most = memory_mb(worker.process.pid, "peak")
     print(f"peak of {worker.directory.name}: {most:.0f} MB")
     return most
-
-
-def peak_of(pid: int) -> float:
-    """Megabytes that a process of this machine had in memory at most."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024

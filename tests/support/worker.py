@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from outbox_core.config import ProcessorConfig
 from outbox_core.report import Report
 from tests.support import prefork
-from tests.support.freezing import freeze
+from tests.support.processes import freeze
 from tests.support.servers.postgres import free_port, wait_until
 
 if TYPE_CHECKING:

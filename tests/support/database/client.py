@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 
-from tests.support.freezing import freeze
+from tests.support.processes import freeze
 
 ROOT = Path(__file__).parents[3]
 LOST = "connection lost"

@@ -21,7 +21,7 @@ from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, Us
 from confluent_kafka.cimpl import NewTopic
 
 from tests.support.cache import find_cached, read_version
-from tests.support.freezing import freeze
+from tests.support.processes import freeze
 from tests.support.servers.certificates import make_certificates
 from tests.support.servers.postgres import free_port, wait_until
 

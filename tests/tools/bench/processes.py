@@ -21,15 +21,6 @@ def cpu_of_tree(pid: int) -> float:
     return sum(_cpu(fields) for fields in _read_tree(pid))
 
 
-def peak_memory_mb(pid: int) -> float:
-    """Return the most memory that one process had; 0 where it has ended."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) / 1024
-    return 0.0
-
-
 def start(command: Sequence[str], log: Path, *, env: dict[str, str] | None = None, cwd: Path | None = None) -> Program:
     """Start a program whose output goes to a file; it ends with this process."""
     with log.open("ab") as out:

@@ -7,8 +7,9 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from tests.support.processes import memory_mb
 from tests.support.servers.postgres import wait_until
-from tests.tools.bench.processes import cpu_of_tree, peak_memory_mb, send
+from tests.tools.bench.processes import cpu_of_tree, send
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,7 +58,7 @@ class Turns:
 
     def peak_mb(self, candidate: Candidate) -> float:
         """Return the most memory that one of its processes had."""
-        return max((peak_memory_mb(pid) for pid in candidate.pids().values()), default=0.0)
+        return max((memory_mb(pid, "peak") for pid in candidate.pids().values()), default=0.0)
 
 
 @contextmanager

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from tests.support.processes import memory_mb
 from tests.tools.demo.place import BESIDE, NAMESPACE, OPERATOR_NAMESPACE, PROCESSORS
-from tests.tools.demo.processes import find_processes, resident_bytes
+from tests.tools.demo.processes import find_processes
 
 if TYPE_CHECKING:
     from tests.tools.demo.scene import Demo
@@ -21,9 +22,9 @@ def measure_memory(demo: Demo) -> None:
     pods = demo.cluster.items(f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods")
     for processor in (*PROCESSORS, *BESIDE):
         pods += [pod for pod in demo.cluster.pods(processor, NAMESPACE) if resident(pod)]
-    demo.measured += [(f"resident memory, {pod['metadata']['name']}", f"{resident(pod) / 1e6:.0f} MB") for pod in pods]
+    demo.measured += [(f"resident memory, {pod['metadata']['name']}", f"{resident(pod):.0f} MB") for pod in pods]
 
 
-def resident(pod: dict[str, Any]) -> int:
+def resident(pod: dict[str, Any]) -> float:
     """Sum the pod's processes: the Python one, and a Spark driver's Java."""
-    return sum(resident_bytes(pid) for program in PROGRAMS for pid in find_processes(pod, program)[:1])
+    return sum(memory_mb(pid, "resident") for program in PROGRAMS for pid in find_processes(pod, program)[:1])

@@ -65,14 +65,6 @@ def root_of(pid: int) -> Path:
     return PROC / str(pid) / "root"
 
 
-def resident_bytes(pid: int) -> int:
-    """Return the process's resident memory, its shared pages included."""
-    for line in _read(pid, "status").splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
 def _pids() -> Iterator[int]:
     return (int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal())
 

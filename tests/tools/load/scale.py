@@ -28,6 +28,9 @@ from tests.support.kubernetes.api_proxy import ApiProxy
 from tests.support.kubernetes.cluster import Cluster, ensure_cluster, install_crd, namespaces, wait
 from tests.support.kubernetes.operator import OperatorProcess, installed
 from tests.support.manifests import manifest, worker
+from tests.support.processes import memory_mb
+from tests.tools.bench.machine import STOLEN, measure_others
+from tests.tools.bench.processes import cpu_of_tree
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -44,7 +47,6 @@ LONGEST_UNREST = 30.0
 """Seconds after which it is measured although the operator still writes."""
 BUSY = 0.25
 """Part of the processors that others may use before the measurement is refused."""
-STOLEN = 0.02
 NO_NODE = {"podTemplate": {"spec": {"nodeSelector": {"node": "of-nobody"}}}}
 
 
@@ -55,16 +57,21 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300, help="how long the idle operator is watched")
     parser.add_argument("--force", action="store_true", help="measure on a busy machine too")
     given = parser.parse_args()
-    busy, stolen = measure_others(5.0)
-    if (busy > BUSY or stolen > STOLEN) and not given.force:
-        print(f"the machine is busy ({busy:.0%} used, {stolen:.0%} stolen): figures would mislead; FORCE=1 measures")
+    others = measure_others(5.0)
+    if (others.foreign > BUSY or others.stolen > STOLEN) and not given.force:
+        print(
+            f"the machine is busy ({others.foreign:.0%} used, {others.stolen:.0%} stolen): figures would mislead; "
+            "FORCE=1 measures"
+        )
         return 1
     ensure_cluster()
     cluster = Cluster()
     install_crd(cluster)
     with namespaces(cluster, "system", "scale", prefix="scale") as (system, served):
         figures = measure(cluster, system, served, given)
-    figures["machine"] = f"{os.cpu_count()} processors, others used {busy:.0%} of them before, {stolen:.0%} were stolen"
+    figures["machine"] = (
+        f"{os.cpu_count()} processors, others used {others.foreign:.0%} of them before, {others.stolen:.0%} were stolen"
+    )
     print_table(figures)
     return 0
 
@@ -86,20 +93,6 @@ def measure(cluster: Cluster, system: str, served: str, given: argparse.Namespac
             operator.stop()
         figures["restarts that nobody asked for"] = str(log.read_text().count("the Lease is lost"))
         return figures
-
-
-def measure_others(seconds: float) -> tuple[float, float]:
-    """Say which part of the processors is used, and which is stolen by the machine below."""
-    before = _processor_times()
-    time.sleep(seconds)
-    used = [after - earlier for earlier, after in zip(before, _processor_times(), strict=True)]
-    total = sum(used) or 1
-    idle, stolen = used[3] + used[4], used[7]
-    return 1 - (idle + stolen) / total, stolen / total
-
-
-def _processor_times() -> list[int]:
-    return [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
 
 
 @dataclass
@@ -204,14 +197,12 @@ class Scale:
         process = self.operator.process
         assert process is not None
         self.proxy.calls.clear()
-        began, used = time.monotonic(), processor_seconds(process.pid)
+        began, used = time.monotonic(), cpu_of_tree(process.pid)
         time.sleep(seconds)
         lasted = time.monotonic() - began
-        used = processor_seconds(process.pid) - used
+        used = cpu_of_tree(process.pid) - used
         self.note(f"processor, idle for {seconds:.0f} s", f"{used / lasted:.3f} of a core")
-        status = (Path("/proc") / str(process.pid) / "status").read_text()
-        memory = dict(line.split(":", 1) for line in status.splitlines())
-        now, peak = (int(memory[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
+        now, peak = memory_mb(process.pid, "resident"), memory_mb(process.pid, "peak")
         self.note("memory", f"{now:.0f} MB resident, at most {peak:.0f} MB")
         self.note("calls a minute, idle", _per_minute(self.proxy.calls, lasted))
 
@@ -225,12 +216,6 @@ def is_told(body: Body) -> bool:
     """Whether a status is of its generation."""
     generation: int = body["metadata"]["generation"]
     return generation == (body.get("status") or {}).get("observedGeneration")
-
-
-def processor_seconds(pid: int) -> float:
-    """How long a process has run on a processor."""
-    fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class FirstStatus:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
+from tests.support.processes import memory_mb
 from tests.support.servers.postgres import POOLED, wait_until
 from tests.support.worker import PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, Outbox, build_config
 
@@ -137,9 +135,7 @@ def test_an_idle_worker_is_small_and_holds_no_transaction_id(outbox, workers):
     worker = workers.start(build_config(outbox.database, SQL_TARGET), outbox.database.uri())
     outbox.wait_handled(ids)
     worker.wait_for("it has looked around", lambda r: r.lag is not None and r.bound is not None)
-    status = Path(f"/proc/{worker.process.pid}/status").read_text()
-    resident = int(re.search(r"VmRSS:\s+(\d+) kB", status).group(1))  # type: ignore[union-attr]
-    assert resident < 100_000
+    assert 0 < memory_mb(worker.process.pid, "resident") < 97
     held = outbox.connection.execute(
         "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox orders%' AND backend_xid IS NOT NULL"
     ).fetchone()
