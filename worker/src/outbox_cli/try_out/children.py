@@ -12,12 +12,28 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from outbox_cli.try_out.guard import SIGNALS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from outbox_cli.try_out.guard import Guard
     from outbox_cli.try_out.place import Place
+
+
+def become_child(place: Place, guard: Guard, log: Path, ending: signal.Signals = signal.SIGKILL) -> None:
+    """Part a process that was forked this moment from the run's own; its output goes to a log."""
+    os.setsid()  # the terminal's Ctrl-C is for the run's own process only
+    guard.add(os.getpid(), ending)
+    guard.leave()
+    place.release()
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(out, descriptor)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 class Children:
@@ -52,17 +68,8 @@ class Children:
     def _become(self, name: str, work: Callable[[], int]) -> None:
         code = 1
         try:
-            os.setsid()  # the terminal's Ctrl-C is for the run's own process only
-            self._guard.add(os.getpid())
-            self._guard.leave()
-            self._place.release()
+            become_child(self._place, self._guard, self.log(name))
             os.close(self._held)
-            log = os.open(self.log(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            for descriptor in (1, 2):
-                os.dup2(log, descriptor)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_DFL)
             threading.Thread(target=self._end_with_the_run, daemon=True).start()
             code = work()
         except BaseException:  # noqa: BLE001  # the process ends here: what it says is all that is left

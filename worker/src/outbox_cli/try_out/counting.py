@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
 
-from outbox_cli.try_out.ledger import Account, Message, Order, Reasons, compare
+from outbox_cli.try_out.ledger import Account, Message, Reasons, compare
 from outbox_cli.try_out.screen import STALLED_AFTER
 from outbox_cli.try_out.shop import read_commit_logs
 
@@ -69,9 +69,7 @@ def count(connection: Connection, committed: Path, workers: Sequence[Worker]) ->
         stopped = _stopped(connection, processor) or _held_back(processor, workers)
         reasons = Reasons(_moves(connection, processor), stopped)
         accounts.append(
-            compare(
-                processor.processor_id, produced, lines, order=Order(processor.order), undone=undone, reasons=reasons
-            )
+            compare(processor.processor_id, produced, lines, order=processor.order, undone=undone, reasons=reasons)
         )
     return accounts
 

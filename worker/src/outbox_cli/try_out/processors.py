@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
+from outbox_cli.try_out.ledger import Order
+
 if TYPE_CHECKING:
     from outbox_cli.try_out.children import Children
     from outbox_cli.try_out.place import Place
@@ -56,7 +58,7 @@ class Processor:
     mode: str
     replicas: int
     lines: str
-    order: str
+    order: Order
     spec: dict[str, Any]
 
     @property
@@ -71,7 +73,7 @@ def build_processors() -> tuple[Processor, ...]:
     delivery = {"pollInterval": "100ms", "leaseDuration": LEASE}
     return (
         Processor(
-            TOTALS, "Ordered", 2, "shop.totals_lines", "all",
+            TOTALS, "Ordered", 2, "shop.totals_lines", Order.ALL,
             {
                 "source": source | {"cursor": "TransactionOrder"},
                 "delivery": delivery,
@@ -79,7 +81,7 @@ def build_processors() -> tuple[Processor, ...]:
             },
         ),
         Processor(
-            LOYALTY, "Partitioned", 2, "shop.loyalty_lines", "key",
+            LOYALTY, "Partitioned", 2, "shop.loyalty_lines", Order.KEY,
             {
                 "source": source | {"cursor": "Snapshot"},
                 "delivery": delivery | {"mode": "Partitioned", "partitions": {"count": 4}},
@@ -87,7 +89,7 @@ def build_processors() -> tuple[Processor, ...]:
             },
         ),
         Processor(
-            PARCELS, "Competing", 1, "shop.parcels_lines", "none",
+            PARCELS, "Competing", 1, "shop.parcels_lines", Order.NONE,
             {
                 "source": source,
                 "delivery": delivery | {"mode": "Competing", "competing": {"leaseDuration": LEASE}},

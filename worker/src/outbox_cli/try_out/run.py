@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_cli.try_out.children import Children
 from outbox_cli.try_out.errors import EndedError, TryError
-from outbox_cli.try_out.guard import Guard, block_signals, unblock_signals
+from outbox_cli.try_out.guard import SIGNALS, Guard, block_signals, unblock_signals
 from outbox_cli.try_out.ledger import Account, format_accounts
 from outbox_cli.try_out.place import take_place
 from outbox_cli.try_out.screen import Rates, Screen, build_notes, build_row, build_table
@@ -51,7 +51,7 @@ class Signals:
         self.graceful = False
         self.stop: int | None = None
         self.ended: int | None = None
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in SIGNALS:
             signal.signal(number, self._take)
 
     def _take(self, number: int, _frame: object) -> None:
@@ -67,7 +67,7 @@ class Signals:
     @staticmethod
     def refuse() -> None:
         """Let nothing interrupt the cleaning up."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
 
@@ -116,7 +116,7 @@ class Run:
         processors = build_processors()
         lay_out(self.place, processors, self.server.uri)
         write_programs(self.place, self.server.programs)
-        self.counters = Counters(mmap.mmap(-1, Counters.size()))
+        self.counters = Counters(mmap.mmap(-1, Counters.SIZE))
         self.server.wait()
         self.shop_pid = self.children.start(
             "shop", lambda: run_shop(self.server.uri, self.place.committed, self.counters)

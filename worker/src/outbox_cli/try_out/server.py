@@ -25,6 +25,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from outbox_cli.try_out.children import become_child
 from outbox_cli.try_out.errors import TryError
 from outbox_cli.try_out.place import cache_folder, find_closed, lives
 
@@ -103,16 +104,7 @@ class Server:
 
     def _become_server(self, prepare: Callable[[], None]) -> NoReturn:
         try:
-            os.setsid()
-            self.guard.add(os.getpid(), signal.SIGQUIT)
-            self.place.release()
-            self.guard.leave()
-            log = os.open(self.place.logs / "postgres.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            for descriptor in (1, 2):
-                os.dup2(log, descriptor)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_DFL)
+            become_child(self.place, self.guard, self.place.logs / "postgres.log", signal.SIGQUIT)
             prepare()
             program = self.programs / "bin" / "postgres"
             become_server_user(self.place)

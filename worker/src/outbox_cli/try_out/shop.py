@@ -161,38 +161,27 @@ class Producer:
 class Counters:
     """How many messages each connection has committed and rolled back, in memory that two processes share."""
 
-    _WIDTH: Final = 8
+    SIZE: Final = 2 * CONNECTIONS * 8
+    """Bytes."""
 
     def __init__(self, memory: mmap) -> None:
-        """Use anonymous shared memory of `size` bytes."""
-        self._memory = memory
-
-    @classmethod
-    def size(cls) -> int:
-        """Bytes that are needed."""
-        return 2 * CONNECTIONS * cls._WIDTH
+        """Use anonymous shared memory of SIZE bytes."""
+        self._numbers = memoryview(memory).cast("q")
 
     def add(self, producer: int, committed: int, rolled_back: int) -> None:
         """Count one transaction. Each number has one writer."""
-        for place, more in ((producer, committed), (CONNECTIONS + producer, rolled_back)):
-            at = slice(place * self._WIDTH, (place + 1) * self._WIDTH)
-            self._memory[at] = (int.from_bytes(self._memory[at], "little") + more).to_bytes(self._WIDTH, "little")
-
-    def _sum(self, first: int) -> int:
-        return sum(
-            int.from_bytes(self._memory[place * self._WIDTH : (place + 1) * self._WIDTH], "little")
-            for place in range(first, first + CONNECTIONS)
-        )
+        self._numbers[producer] += committed
+        self._numbers[CONNECTIONS + producer] += rolled_back
 
     @property
     def committed(self) -> int:
         """Messages in committed transactions."""
-        return self._sum(0)
+        return sum(self._numbers[:CONNECTIONS])
 
     @property
     def rolled_back(self) -> int:
         """Messages that were stored and rolled back."""
-        return self._sum(CONNECTIONS)
+        return sum(self._numbers[CONNECTIONS:])
 
 
 def run_shop(uri: str, folder: Path, counters: Counters) -> int:
