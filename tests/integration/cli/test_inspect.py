@@ -174,7 +174,7 @@ def test_stall_says_which_grant_shows_the_rest(database, shop):
     assert "GRANT pg_read_all_stats" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["status", "lag", "stall", "acts", "audit"])
+@pytest.mark.parametrize("command", ["status", "lag", "stall", "audit"])
 def test_without_the_schema_it_says_what_to_run(empty_database, command):
     done = Cli(empty_database.files().directory).run(command)
     assert done.returncode == 1
@@ -186,7 +186,7 @@ def test_looking_takes_no_transaction_id(cli, shop):
     shop.store(first)
     query = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
     before = shop.connection.execute(query).fetchone()
-    for command in ("status", "lag", "stall", "acts", "audit"):
+    for command in ("status", "lag", "stall", "audit"):
         assert cli.run(command).returncode == 0
     assert cli.run("conflicts", "list").returncode == 0
     assert shop.connection.execute(query).fetchone() == before

@@ -88,7 +88,7 @@ def test_the_change_is_an_act_with_the_snapshot(cli, divided):
         (line,),
     )
     assert rebalance.change(divided.connection, divided.key, divided.resource.uid)
-    (act,) = cli.json("acts", "orders")
+    (act,) = cli.json("audit", "orders")
     assert (act["act"], act["to"], act["reason"]) == (
         "ChangePartitions", "0:3", f"3 partitions became 5 (after the snapshot {line})",
     )  # fmt: skip

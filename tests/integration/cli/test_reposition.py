@@ -40,7 +40,7 @@ def test_a_rewind_is_a_recorded_act(cli, shop, moved):
     assert (act, before, after) == ("Rewind", str(moved[3]), str(moved[0]))
     assert reason == "rewind: invoices were wrong"
     assert re.fullmatch(r".+@.+", decided_by)
-    (seen,) = cli.json("acts", "orders")
+    (seen,) = cli.json("audit", "orders")
     assert (seen["from"], seen["to"], seen["reason"]) == (before, after, reason)
 
 

@@ -57,7 +57,7 @@ def test_back_to_a_position(cli, database, places):
 
     assert (done["done"], done["from"], done["to"]) == (True, "0:5", "0:6")
     assert waiting(database) == [places[1], places[2], places[4], places[3], places[5]]
-    (act,) = cli.json("acts", "orders")
+    (act,) = cli.json("audit", "orders")
     assert act["reason"].startswith("rewind: invoices were wrong (window nothing .. ")
 
 

@@ -130,7 +130,6 @@ def _add_inspect(g: _Grammar) -> None:
     stall.add_argument("--check", action="store_true", help="exit status 4 when messages wait for an open transaction")
 
     audit = g.add("audit", inspect.audit, g.database, text="the audit log: what users decided")
-    g.commands.choices["acts"] = audit  # the former name of the command
     audit.add_argument("processor", nargs="?")
     audit.add_argument("--limit", type=_at_least_one, default=100, help="the latest so many (%(default)s)")
 
