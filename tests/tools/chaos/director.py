@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Final
@@ -28,7 +28,7 @@ from tests.tools.chaos.faults import Faults
 from tests.tools.chaos.processes.pods import Pods
 from tests.tools.chaos.processes.proxies import Proxies
 from tests.tools.chaos.recovery import find_late, measure
-from tests.tools.chaos.result import as_json, build_result
+from tests.tools.chaos.result import build_result
 from tests.tools.chaos.schedule import LAST, find_not_struck
 from tests.tools.chaos.servers import Databases
 from tests.tools.chaos.summary import format_result
@@ -142,13 +142,8 @@ class Director:
         return self._judge(produced, began, stuck)
 
     def _start_observer(self) -> subprocess.Popen[bytes]:
-        command = [
-            sys.executable,
-            "-m",
-            "tests.tools.chaos.processes.observer",
-            "--source",
-            self._databases.source.uri(),
-        ]
+        command = [sys.executable, "-m", "tests.tools.chaos.processes.observer"]
+        command += ["--source", self._databases.source.uri()]
         if self._databases.reporting is not None:
             command += ["--reporting", self._databases.reporting.uri()]
         command += ["--journal", str(self._plan.directory / "observed.jsonl")]
@@ -245,8 +240,9 @@ class Director:
         struck = self._faults.struck
         recoveries = measure(struck, cases, {case.name: see(evidence[case.name], journal, case) for case in cases})
         for case in cases:
-            complaints = [*stuck.get(case.name, ()), *find_late(recoveries, case)]
-            evidence[case.name] = _with_complaints(evidence[case.name], complaints)
+            seen = evidence[case.name]
+            complaints = [*seen.complaints, *stuck.get(case.name, ()), *find_late(recoveries, case)]
+            evidence[case.name] = replace(seen, complaints=complaints)
         verdicts = [judge(case, produced, evidence[case.name]) for case in cases]
         random = Random(self._plan.seed)
         overlooked = [
@@ -259,7 +255,7 @@ class Director:
             verdicts, struck, recoveries, overtaken=count_overtaken(produced), overlooked=overlooked,
             missing=[*missing, *find_not_struck(self._plan.schedule, struck)],
         )  # fmt: skip
-        (self._plan.directory / RESULT).write_text(json.dumps(as_json(result)) + "\n")
+        (self._plan.directory / RESULT).write_text(json.dumps(asdict(result)) + "\n")
         lines = format_result(result)
         (self._plan.directory / "ledger.txt").write_text("\n".join(lines) + "\n")
         for line in lines:
@@ -275,10 +271,6 @@ class Director:
         for server in self._databases.all():
             server.close()
         self._brokers.close()
-
-
-def _with_complaints(evidence: Evidence, complaints: Sequence[str]) -> Evidence:
-    return replace(evidence, complaints=[*evidence.complaints, *complaints])
 
 
 def _end(process: subprocess.Popen[bytes], what: str) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from tests.tools.chaos.cases import RECOVERY_SECONDS, TAKEOVER_SECONDS
@@ -38,15 +37,6 @@ class Recovery:
     case: str
     seconds: float | None
     overlapped: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """The times of several recoveries, in seconds."""
-
-    count: int
-    p50: float
-    longest: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +113,3 @@ def _until_effect(one: Struck, effects: Mapping[int, Sequence[float]]) -> float 
             return None
         longest = max(longest, times[at] - one.counts_from)
     return longest if effects else None
-
-
-def summarize(seconds: Sequence[float]) -> Times | None:
-    """Return median and longest; None: nothing was measured."""
-    return Times(len(seconds), median(seconds), max(seconds)) if seconds else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tests.tools.chaos.schedule import Kind, strikes
@@ -127,13 +127,8 @@ def add_up(results: Iterable[Result]) -> Result:
     return total
 
 
-def as_json(result: Result) -> dict[str, Any]:
-    """Return what `from_json` reads."""
-    return asdict(result)
-
-
 def from_json(found: dict[str, Any]) -> Result:
-    """Read a round's result."""
+    """Read a round's result, which was written as `asdict` has it."""
     cases = [CaseResult(**case | {"seconds": tuple(case["seconds"])}) for case in found["cases"]]
     kinds = {name: KindResult(**kind) for name, kind in found["kinds"].items()}
     return Result(**found | {"cases": cases, "kinds": kinds})

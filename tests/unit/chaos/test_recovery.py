@@ -6,7 +6,7 @@ import pytest
 
 from tests.tools.chaos.cases import RECOVERY_SECONDS, TAKEOVER_SECONDS, Case, Target, select_cases
 from tests.tools.chaos.faults import Struck
-from tests.tools.chaos.recovery import Recovery, Seen, find_late, measure, summarize
+from tests.tools.chaos.recovery import Recovery, Seen, find_late, measure
 from tests.tools.chaos.schedule import Fault, Kind
 from tests.tools.ledger.account import Order
 
@@ -103,10 +103,3 @@ def test_a_consumer_that_is_killed_has_its_messages_handled_in_time_or_it_is_a_v
         assert len(find_late(recoveries, competing)) == 1
         assert find_late(recoveries, ordered) == []
         assert find_late([Recovery(kind, competing.name, RECOVERY_SECONDS), frozen], competing) == []
-
-
-def test_times_are_a_median_and_the_longest() -> None:
-    times = summarize([4.0, 1.0, 2.0])
-    assert times is not None
-    assert (times.count, times.p50, times.longest) == (3, 2.0, 4.0)
-    assert summarize([]) is None

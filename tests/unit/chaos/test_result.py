@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 from tests.tools.chaos.cases import CASES
 from tests.tools.chaos.faults import Struck
 from tests.tools.chaos.recovery import Recovery
-from tests.tools.chaos.result import Result, add_up, as_json, build_result, from_json
+from tests.tools.chaos.result import Result, add_up, build_result, from_json
 from tests.tools.chaos.schedule import Fault, Kind
 from tests.tools.chaos.summary import format_result
 from tests.tools.chaos.verdict import Verdict
@@ -52,7 +53,7 @@ def test_what_was_not_seen_is_no_proof_and_a_violation_is_worse() -> None:
 
 def test_a_result_survives_its_file() -> None:
     result = make_result(violations=("wrong",))
-    assert from_json(json.loads(json.dumps(as_json(result)))) == result
+    assert from_json(json.loads(json.dumps(asdict(result)))) == result
 
 
 def test_it_is_printed_with_a_line_for_each_case_and_each_kind() -> None:
@@ -61,4 +62,7 @@ def test_it_is_printed_with_a_line_for_each_case_and_each_kind() -> None:
     assert case[1:] == ["rabbitmq", "10", "12", "0", "2", "(allowed)", "0", "0", "2", "6.00", "s", "6.00", "s"]
     (kind,) = [line.split() for line in lines if line.startswith("freeze in mid-batch")]
     assert kind[3:] == ["4", "2", "2", "0", "4.00", "s", "6.00", "s"]
+    assert any(line.split()[-2:] == ["-", "-"] for line in format_result(make_result(seconds=None))), (
+        "none was measured"
+    )
     assert "Leases that ended in mid-batch: 2 of 2 frozen there." in lines
