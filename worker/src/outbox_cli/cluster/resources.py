@@ -187,18 +187,18 @@ def is_running(body: Body) -> bool:
 
 def accept(context: Context) -> Exit:
     """Annotate: go on from the stored pair."""
-    cluster, options, console = open_cluster(context), context.options, context.console
+    cluster, options = open_cluster(context), context.options
     body = cluster.get(options.processor)
     conflict = open_conflict(body, options.conflict)
     if conflict.get("stored") is None:
         raise RefusedError("the checkpoint's row is gone, so there is no pair to accept: rewind instead")
     question = f"Accept {conflict['stored']} for conflict {conflict['id']} (expected {conflict.get('expected')})?"
-    return _decide(context, cluster, body, ACCEPT_ANNOTATION, conflict, conflict["stored"], question, console)
+    return _decide(context, cluster, body, ACCEPT_ANNOTATION, conflict, conflict["stored"], question)
 
 
 def rewind(context: Context) -> Exit:
     """Annotate: go on from a pair of the person's choice; only for an open conflict."""
-    cluster, options, console = open_cluster(context), context.options, context.console
+    cluster, options = open_cluster(context), context.options
     body = cluster.get(options.processor)
     pair: Checkpoint | None = options.to
     if pair is None or options.partition is not None or options.reason:
@@ -207,7 +207,7 @@ def rewind(context: Context) -> Exit:
         )
     conflict = open_conflict(body, options.conflict)
     question = f"Go on from {pair} for conflict {conflict['id']} (stored {conflict.get('stored')})?"
-    return _decide(context, cluster, body, REWIND_ANNOTATION, conflict, str(pair), question, console)
+    return _decide(context, cluster, body, REWIND_ANNOTATION, conflict, str(pair), question)
 
 
 def open_conflict(body: Body, number: int | None) -> Body:
@@ -228,7 +228,7 @@ def open_conflict(body: Body, number: int | None) -> Body:
     return found
 
 
-def _decide(  # noqa: PLR0913, PLR0917  # one act, said once for both verbs
+def _decide(  # one act, said once for both verbs
     context: Context,
     cluster: Cluster,
     body: Body,
@@ -236,8 +236,8 @@ def _decide(  # noqa: PLR0913, PLR0917  # one act, said once for both verbs
     conflict: Body,
     pair: str,
     question: str,
-    console: Console,
 ) -> Exit:
+    console = context.console
     value = f"{conflict['id']}={pair}"
     record = {"name": body["metadata"]["name"], "conflict": conflict, "annotation": annotation, "value": value}
     if context.options.dry_run:
