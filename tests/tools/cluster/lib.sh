@@ -167,7 +167,7 @@ hash_of() {
   done
   for path in "$@"; do
     if [ -d "$path" ]; then
-      (cd "$path" && find . -type f -not -name '*.pyc' -not -path '*/.egg-info/*' -print0 | sort -z | xargs -0 -r sha256sum)
+      (cd "$path" && find . -type f -not -name '*.pyc' -print0 | sort -z | xargs -0 -r sha256sum)
     else
       sha256sum <"$path"
     fi
