@@ -10,7 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from typing_extensions import override
+
 from outbox_core.errors import HandlerError, OutboxError, PermanentError, TransientError
+from outbox_core.ports import InTransaction
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.report import Reason
 from outbox_core.spec import SqlTarget
@@ -65,7 +68,7 @@ class AheadError(PermanentError):
         self.planned = planned
 
 
-class SparkPipeline:
+class SparkPipeline(InTransaction):
     """The target of a Spark processor."""
 
     needs_payload = False
@@ -96,6 +99,7 @@ class SparkPipeline:
         self._has_prepared = False
         self.epoch: int | None = None
 
+    @override
     def check(self) -> None:
         """Import the application and begin to start Spark; a query of an earlier lease is ended.
 
@@ -119,13 +123,11 @@ class SparkPipeline:
         self._sessions.get()
         return True
 
+    @override
     def changed(self) -> bool:
-        """Say whether the ConfigMap changed."""
         return fingerprint(self._handler) != self._seen
 
-    def keep_alive(self) -> None:
-        """Spark keeps itself alive."""
-
+    @override
     def close(self) -> None:
         """End query, session and executors."""
         self.stop()
@@ -227,6 +229,7 @@ class SparkPipeline:
         """
         return self._run is not None and self._run.planned > stored
 
+    @override
     def handle(self, transaction: Transaction, batch: Batch) -> int:
         """Run the prepared effects in the checkpoint's transaction.
 

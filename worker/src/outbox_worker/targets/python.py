@@ -12,6 +12,7 @@ import psycopg
 from typing_extensions import override
 
 from outbox_core.errors import HandlerError, OutboxError, TransientError
+from outbox_core.ports import InTransaction
 from outbox_core.report import Reason
 from outbox_worker.handlers.handler import HandlerModule, asked_wait, class_names, describe, summary
 from outbox_worker.postgres.errors import translate
@@ -49,7 +50,7 @@ class _Counted(tuple["Message", ...]):  # noqa: SLOT001 - a tuple has no room fo
         self.begun = None
 
 
-class PythonSink:
+class PythonSink(InTransaction):
     """Calls the function; what it does wrong is reported with its own traceback."""
 
     needs_payload = True
@@ -59,20 +60,16 @@ class PythonSink:
         self._directory = directory
         self._module = HandlerModule(target, directory)
 
+    @override
     def check(self) -> None:
         """Import the module and look at the function."""
         self._module.function()
 
+    @override
     def changed(self) -> bool:
-        """Say whether the ConfigMap changed."""
         return self._module.changed()
 
-    def keep_alive(self) -> None:
-        """Nothing is open."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
+    @override
     def handle(self, transaction: Transaction, batch: Batch) -> int:
         """Call the function on the transaction's connection, guarded."""
         function = self._module.function()

@@ -1,7 +1,8 @@
 """Target `sql`: the user's statement, run once for each batch in the checkpoint's transaction.
 
 The batch stays in the database: the statement sees it as the relation `batch`, a SELECT of the range that was examined.
-No payload travels to the worker, but where messages that fail are looked for.
+No payload travels to the worker, but where messages that fail are looked for. With a connection of its own the
+statement runs in another database, and the batch travels there as `outbox_worker.handlers.carrying` says.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
+from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
+from outbox_core.ports import SearchTarget
 from outbox_core.processor.isolation import Found, Search
 from outbox_core.report import Reason
 from outbox_worker.handlers.carrying import CARRIED_ROWS, format_rows
@@ -38,28 +41,19 @@ if TYPE_CHECKING:
 _EXCERPT = 40
 
 
-def no_relation(batch: Batch) -> sql.Composed:
-    """Say that the batch is not in the statement's database.
-
-    Raises:
-        OutboxError: always.
-
-    """
-    raise OutboxError(f"the batch up to {batch.examined} is in another database", reason=Reason.INTERNAL_ERROR)
-
-
-class SqlSink:
+class SqlSink(SearchTarget):
     """Runs one statement."""
 
-    needs_payload = False
-
-    def __init__(self, target: SqlTarget, whole: Whole, some: Some | None = None, schema: str = "") -> None:
+    def __init__(
+        self, target: SqlTarget, whole: Whole | None = None, some: Some | None = None, schema: str = ""
+    ) -> None:
         """Keep the statement.
 
         Args:
             target: the resource's words.
-            whole: gives the SELECT of a batch's messages (see `outbox_worker.targets.batch_relation`).
-            some: gives it of some of them; None: the statement's database has not got them.
+            whole: gives the SELECT of a batch's messages (see `outbox_worker.targets.batch_relation`); None: the
+                statement's database has not got them.
+            some: gives it of some of them.
             schema: of our functions, where they are in the statement's database.
 
         """
@@ -67,6 +61,12 @@ class SqlSink:
         self._statement = target.statement
         self._whole, self._some = whole, some
 
+    @property
+    @override
+    def needs_payload(self) -> bool:
+        return self._whole is None
+
+    @override
     def check(self) -> None:
         """Look whether it is one statement that can have a WITH list; the server reads the rest of it."""
         try:
@@ -74,21 +74,14 @@ class SqlSink:
         except StatementError as err:
             raise ConfigurationError(f"target.sql.statement cannot be used: {err}") from err
 
-    def changed(self) -> bool:
-        """The statement is part of the resource."""
-        return False
-
-    def keep_alive(self) -> None:
-        """Nothing is open."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
+    @override
     def handle(self, transaction: Transaction, batch: Batch) -> int:
         """Run the statement over the batch; where its messages are at hand they are sent along, which is less work."""
         if batch.messages:
             return self._carry(transaction.connection, batch)
-        query, shift = self.compose(transaction.connection, batch)
+        if self._whole is None:
+            raise OutboxError(f"the batch up to {batch.examined} is in another database", reason=Reason.INTERNAL_ERROR)
+        query, shift = self._compose(transaction.connection, self._whole(batch))
         try:
             # Without parameters: a `%` of the user's is a `%`.
             transaction.connection.execute(query)
@@ -109,6 +102,7 @@ class SqlSink:
             cursor.close()
         return batch.matched_count
 
+    @override
     def open_search(
         self, transaction: Transaction, batch: Batch, places: Places, seconds: float, *, blocks: bool
     ) -> Callable[[Search, Collection[int], int], Found] | None:
@@ -159,10 +153,10 @@ class SqlSink:
     def _parsed(self) -> BatchStatement:
         return parse_batch_statement(self._statement)
 
-    def compose(self, connection: Connection, batch: Batch) -> tuple[bytes, int]:
+    def _compose(self, connection: Connection, relation: sql.Composed) -> tuple[bytes, int]:
         """Return the whole query, and how many characters the user's statement is displaced in it."""
         parts = self._parsed
-        front = parts.head + self._whole(batch).as_string(connection) + parts.joint
+        front = parts.head + relation.as_string(connection) + parts.joint
         text = front + parts.body  # the resource's author is trusted with SQL: it is the target
         return sql.SQL(text).as_bytes(connection), len(front) - parts.offset
 
@@ -200,8 +194,6 @@ def _array(numbers: Iterable[int | str]) -> sql.SQL:
 def build(target: SqlTarget, config: ProcessorConfig, settings: Settings) -> SqlSink:
     """Build the target, in the source's database or in one of its own."""
     del settings
-    if target.connection is None:
-        return SqlSink(target, *build_batch_relation(config), config.source.schema_name)
-    from outbox_worker.targets.sql_remote import CarriedSqlSink
-
-    return CarriedSqlSink(target)
+    if target.connection is not None:
+        return SqlSink(target)
+    return SqlSink(target, *build_batch_relation(config), config.source.schema_name)
