@@ -98,6 +98,11 @@ class ProcessorConfig(SpecModel):
         return self.target is not None and self.target.kind.numbers
 
     @property
+    def plan(self) -> SparkPlan:
+        """What the Spark driver must know: as asked, or the defaults."""
+        return self.spark or SparkPlan()
+
+    @property
     def guarantee(self) -> Guarantee:
         """The guarantee in force: as asked, or the strongest that the target has."""
         if self.delivery.guarantee is not None:

@@ -47,7 +47,7 @@ def load_application(config: ProcessorConfig, handler_path: Path) -> UserApplica
         ConfigurationError: there is no such module or function, its import fails, or it does not go with the target.
 
     """
-    application = config.spark.application if config.spark else None
+    application = config.plan.application
     if application is None:
         if config.target is None:
             raise ConfigurationError("nothing to do: give spec.target, or spec.spark.application")

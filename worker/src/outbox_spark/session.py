@@ -58,7 +58,6 @@ def build_configuration(config: ProcessorConfig, environment: Mapping[str, str],
         nonce: a few random letters and digits: executors of an earlier life of this pod may still be going.
 
     """
-    plan = config.spark
     chosen = {
         "spark.app.name": f"outbox-{config.processor_id}",
         "spark.driver.memory": environment.get("OUTBOX_SPARK_DRIVER_MEMORY", "512m"),
@@ -66,9 +65,9 @@ def build_configuration(config: ProcessorConfig, environment: Mapping[str, str],
         "spark.ui.showConsoleProgress": "false",
         # The query is planned while executors come; a batch that none comes for says so.
         "spark.scheduler.minRegisteredResourcesRatio": "0",
-        "spark.sql.shuffle.partitions": str(plan.partitions if plan else 2),
+        "spark.sql.shuffle.partitions": str(config.plan.partitions),
     }
-    chosen |= plan.config if plan else {}
+    chosen |= config.plan.config
     quick = _QUICK_DRIVER if runs_on_kubernetes(chosen) else _QUICK
     # Executors are of the same image.
     classes = map_classes(environment[CLASSES]) if environment.get(CLASSES) else ""

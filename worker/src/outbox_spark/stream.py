@@ -53,8 +53,8 @@ class StreamBuilder:
         options = {
             "connection": str(self._directory),
             "source": self._config.source.model_dump_json(by_alias=True),
-            "interval": str(self._config.spark.trigger.processing_time.total_seconds() if self._config.spark else 2.0),
-            "partitions": str(self._config.spark.partitions if self._config.spark else 2),
+            "interval": str(self._config.plan.trigger.processing_time.total_seconds()),
+            "partitions": str(self._config.plan.partitions),
             "start": str(start),
             "floor": str(floor),
         }

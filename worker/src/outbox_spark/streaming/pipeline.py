@@ -284,7 +284,7 @@ class SparkPipeline(InTransaction):
 
     def _directory(self, connection: Connection, stored: Checkpoint, *, stateful: bool) -> QueryDirectory:
         """Find or begin the query checkpoint directory that goes with the stored checkpoint."""
-        directories = QueryDirectories(self._query_path(), self._key.processor_id)
+        directories = QueryDirectories(Path(self._config.plan.query_checkpoint_path), self._key.processor_id)
         current = directories.current()
         view = current.view() if current is not None else None
         history = fetch_history(connection, self._config.source, self._key, stored)
@@ -317,7 +317,7 @@ class SparkPipeline(InTransaction):
         return RangeReader(parse_options(options)).fetch_count(whole)
 
     def _code(self) -> str:
-        application = self._config.spark.application if self._config.spark else None
+        application = self._config.plan.application
         if application is None:
             return "the batch"
         return f"{application.module}.{'handle' if self._application.handle else 'transform'}"
@@ -329,8 +329,8 @@ class SparkPipeline(InTransaction):
             PermanentError: they do not share it.
 
         """
-        plan = self._config.spark
-        if not stateful or plan is None or not runs_on_kubernetes(plan.config):
+        plan = self._config.plan
+        if not stateful or not runs_on_kubernetes(plan.config):
             return
         if not plan.shares(plan.query_checkpoint_path):
             raise PermanentError(
@@ -340,9 +340,6 @@ class SparkPipeline(InTransaction):
                 "with handle(messages, effects)",
                 reason=Reason.INVALID_CONFIGURATION,
             )
-
-    def _query_path(self) -> Path:
-        return Path(self._config.spark.query_checkpoint_path if self._config.spark else "/var/lib/outbox/query")
 
 
 def _fixed(relation: sql.Composed) -> Callable[[Batch], sql.Composed]:
