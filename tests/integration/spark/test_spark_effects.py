@@ -23,7 +23,7 @@ from outbox_spark.session import SessionStarter
 from outbox_spark.streaming.directory import QueryDirectories
 from outbox_spark.streaming.lineage import fetch_history, store_begin
 from outbox_spark.streaming.pipeline import SparkPipeline
-from outbox_spark.streaming.resume import Resume, ResumeDecision, decide_resume
+from outbox_spark.streaming.resume import Lineage, Resume, ResumeDecision, decide_resume
 from outbox_spark.writing.files import FileArea
 from outbox_spark.writing.staging import StagingArea, copy_rows
 from outbox_worker.postgres.key import ProcessorKey
@@ -184,9 +184,9 @@ def test_the_grants_that_the_page_lists_are_enough(notebook, database, tmp_path)
     key = ProcessorKey("outbox", "orders")
     with secret.connect("test", autocommit=False) as connection:
         assert len(connection.execute(staged.relation()).fetchall()) == 3
-        history = fetch_history(connection, SOURCE, key, Checkpoint(1, 1))
-        assert history.untouched
-        store_begin(connection, key, history.now, Checkpoint(1, 1))
+        now, untouched = fetch_history(connection, SOURCE, key, Checkpoint(1, 1))
+        assert untouched
+        store_begin(connection, key, now, Checkpoint(1, 1))
         files.list_in(connection, files.write(notebook.range(0, 3, numPartitions=1), tmp_path, WHOLE))
         connection.commit()
     assert files.roll_forward() == 1
@@ -195,15 +195,19 @@ def test_the_grants_that_the_page_lists_are_enough(notebook, database, tmp_path)
 
 def test_a_person_who_rewinds_says_where_state_is_built_from(database):
     key, look = ProcessorKey("outbox", "orders"), database.direct()
-    history = fetch_history(look, SOURCE, key, Checkpoint(5, 5))
-    store_begin(look, key, history.now, Checkpoint(5, 5))
-    assert fetch_history(look, SOURCE, key, Checkpoint(5, 5)).untouched, "begun here, and nothing handled since"
-    assert not fetch_history(look, SOURCE, key, Checkpoint(9, 9)).untouched
+
+    def fetch(stored: Checkpoint) -> tuple[Lineage, bool]:
+        return fetch_history(look, SOURCE, key, stored)
+
+    begun, _ = fetch(Checkpoint(5, 5))
+    store_begin(look, key, begun, Checkpoint(5, 5))
+    assert fetch(Checkpoint(5, 5)) == (begun, True), "begun here, and nothing handled since"
+    assert fetch(Checkpoint(9, 9)) == (begun, False)
     look.execute("SELECT outbox.rewind_processor_checkpoint('orders', 0, '7', 7, 'a test', 'a person')")
-    decided = fetch_history(look, SOURCE, key, Checkpoint(7, 7))
-    assert decided.now.decisions > history.now.decisions
-    assert decided.untouched
-    assert not fetch_history(look, SOURCE, key, Checkpoint(9, 9)).untouched
+    decided, untouched = fetch(Checkpoint(7, 7))
+    assert decided.decisions > begun.decisions
+    assert untouched
+    assert fetch(Checkpoint(9, 9)) == (decided, False)
 
 
 def test_a_decision_is_known_after_a_restore_that_gives_its_number_to_another_one(database, tmp_path):
@@ -212,21 +216,19 @@ def test_a_decision_is_known_after_a_restore_that_gives_its_number_to_another_on
     for _ in range(2):
         look.execute(rewind)
     directories = QueryDirectories(tmp_path, "orders")
-    directories.begin(fetch_history(look, SOURCE, key, stored).now, stored)
+    directories.begin(fetch_history(look, SOURCE, key, stored)[0], stored)
 
     def decide() -> ResumeDecision:
-        found, history = directories.current(), fetch_history(look, SOURCE, key, stored)
+        found, (now, untouched) = directories.current(), fetch_history(look, SOURCE, key, stored)
         assert found is not None
-        return decide_resume(
-            found.view(), stored, now=history.now, stateful=False, untouched=history.untouched, settled=True
-        )
+        return decide_resume(found.view(), stored, now=now, stateful=False, untouched=untouched, settled=True)
 
     assert decide().action is Resume.CONTINUE
     look.execute("TRUNCATE outbox.recorded_acts RESTART IDENTITY")  # a dump from before the two was restored
     assert decide().action is Resume.CONTINUE, "what is forgotten was decided before the directory was begun"
     for number in (1, 2):
         look.execute(rewind)
-        assert fetch_history(look, SOURCE, key, stored).now.decisions == number
+        assert fetch_history(look, SOURCE, key, stored)[0].decisions == number
         assert decide().action is Resume.BEGIN
 
 
@@ -254,9 +256,9 @@ def test_a_planned_batch_is_run_again_once_the_server_has_settled_it(database, t
     """The server lost transactions that were planned: their ids are yet to come, then open, then over."""
     config, files = ProcessorConfig.model_validate(spark_config(database, tmp_path)), database.files()
     key, look, stored = ProcessorKey("outbox", "orders"), database.direct(), Checkpoint(5, 5)
-    history = fetch_history(look, SOURCE, key, Checkpoint(1, 1))
-    store_begin(look, key, history.now, Checkpoint(1, 1))  # since then batches were handled
-    begun = QueryDirectories(tmp_path / "query", "orders").begin(history.now, stored)
+    lineage, _ = fetch_history(look, SOURCE, key, Checkpoint(1, 1))
+    store_begin(look, key, lineage, Checkpoint(1, 1))  # since then batches were handled
+    begun = QueryDirectories(tmp_path / "query", "orders").begin(lineage, stored)
     (next_id,) = look.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8").fetchone()
     planned = json.dumps(format_offset(Checkpoint(next_id, 9)))
     (begun.location / "offsets").mkdir(parents=True)

@@ -12,7 +12,7 @@ from outbox_spark.offsets import OffsetRange
 from outbox_spark.streaming.directory import QueryDirectories, parse_offset_log
 from outbox_spark.streaming.resume import Lineage
 
-LINEAGE = Lineage("orders", "db-1", 0)
+LINEAGE = Lineage("db-1")
 START = Checkpoint(5, 5)
 
 
@@ -58,20 +58,11 @@ def test_the_newest_generation_that_stands_is_current(tmp_path):
     assert directories.current() is None
     first = directories.begin(LINEAGE, START)
     assert directories.current() == first
-    second = directories.begin(Lineage("orders", "db-1", 3, 1_790_000_000_000_000), Checkpoint(9, 9))
+    second = directories.begin(Lineage("db-1", 3, 1_790_000_000_000_000), Checkpoint(9, 9))
     assert directories.current() == second
     assert not first.path.exists()
     (second.path.parent / "2").mkdir()  # a crash before its lineage was written
     assert directories.current() == second
-
-
-def test_a_directory_of_a_version_that_kept_no_time_of_the_decision_is_read(tmp_path):
-    directories = QueryDirectories(tmp_path, "orders")
-    file = directories.begin(LINEAGE, START).path / "lineage.json"
-    said = json.loads(file.read_text())
-    del said["lineage"]["decided_at"]
-    file.write_text(json.dumps(said))
-    assert directories.current() is not None
 
 
 def test_two_processors_never_share_a_directory(tmp_path):

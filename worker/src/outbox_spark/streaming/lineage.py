@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from psycopg import sql
@@ -34,33 +33,27 @@ _STORE_QUERY = sql.SQL(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class QueryHistory:
-    """What is known before a query starts.
+def fetch_history(
+    connection: Connection, source: Source, key: ProcessorKey, stored: Checkpoint
+) -> tuple[Lineage, bool]:
+    """Read identity, decisions and where the current directory was begun.
 
-    Attributes:
-        now: the lineage that a directory begun now would have.
-        untouched: no batch can have built state that the stored pair stands for.
+    Returns:
+        The lineage that a directory begun now would have, and whether no batch can have built state that the stored
+        pair stands for.
 
     """
-
-    now: Lineage
-    untouched: bool
-
-
-def fetch_history(connection: Connection, source: Source, key: ProcessorKey, stored: Checkpoint) -> QueryHistory:
-    """Read identity, decisions and where the current directory was begun."""
     database = check_identity(connection, source, key).uuid
     who = (key.processor_id, key.partition)
     with translated():
         decision = connection.execute(_FETCH_DECISION.format(acts=_table(key, "recorded_acts")), who).fetchone()
         begun = connection.execute(_FETCH_QUERY.format(queries=_table(key, "spark_queries")), who).fetchone()
-    number, decided_at = (0, None) if decision is None else (int(decision[0]), int(decision[4]))
+    number, decided_at = (0, 0) if decision is None else (int(decision[0]), int(decision[4]))
     untouched = begun is None or _pair(begun[1], begun[2]) == stored
     if decision is not None and decision[1] == "Rewind" and (begun is None or number > int(begun[0])):
         # A person said from where: what state there was is not the state of that pair, and a new one is built from it.
         untouched = untouched or _pair(decision[2], decision[3]) == stored
-    return QueryHistory(Lineage(key.processor_id, database, number, decided_at), untouched)
+    return Lineage(database, number, decided_at), untouched
 
 
 def store_begin(connection: Connection, key: ProcessorKey, lineage: Lineage, start: Checkpoint) -> None:

@@ -287,17 +287,15 @@ class SparkPipeline(InTransaction):
         directories = QueryDirectories(Path(self._config.plan.query_checkpoint_path), self._key.processor_id)
         current = directories.current()
         view = current.view() if current is not None else None
-        history = fetch_history(connection, self._config.source, self._key, stored)
+        now, untouched = fetch_history(connection, self._config.source, self._key, stored)
         settled = view is None or is_settled(connection, view.planned)
-        decision = decide_resume(
-            view, stored, now=history.now, stateful=stateful, untouched=history.untouched, settled=settled
-        )
+        decision = decide_resume(view, stored, now=now, stateful=stateful, untouched=untouched, settled=settled)
         _log.info("query checkpoint directory", extra={"decision": decision.action.value, "why": decision.message})
         if decision.action is Resume.CONTINUE and current is not None:
             return current
         if decision.action is Resume.BEGIN:
-            store_begin(connection, self._key, history.now, stored)
-            return directories.begin(history.now, stored)
+            store_begin(connection, self._key, now, stored)
+            return directories.begin(now, stored)
         raise _refusal(decision, view.committed if view else stored, view.planned if view else stored)
 
     def _apply(self, rows: DataFrame, effects: Effects) -> None:

@@ -40,23 +40,20 @@ class Lineage:
     """Under what a query checkpoint directory was begun.
 
     Attributes:
-        processor_id: whose it is.
         database: the identity of the database, a uuid that a restored copy shares.
         decisions: number of the last recorded act of a person on the checkpoint (accept, rewind); 0 for none.
-        decided_at: when that was, in microseconds since 1970 by the database's clock; None: not known, or no act. A
-            database that was restored gives the numbers of acts that it forgot to others.
+        decided_at: when that was, in microseconds since 1970 by the database's clock; 0 for none. A database that was
+            restored gives the numbers of acts that it forgot to others.
 
     """
 
-    processor_id: str
     database: str
-    decisions: int
-    decided_at: int | None = None
+    decisions: int = 0
+    decided_at: int = 0
 
     def is_before(self, other: Lineage) -> bool:
         """Was the last act of the other one decided after the last act of this one?"""
-        was, now = self.decided_at, other.decided_at
-        return self.decisions < other.decisions or (was is not None and now is not None and was < now)
+        return self.decisions < other.decisions or self.decided_at < other.decided_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +125,8 @@ def decide_resume(
         settled: every transaction up to the directory's `planned` is over, on the server that there is now.
 
     """
-    foreign = _foreign(directory, now)
-    if directory is None or foreign is not None:
-        why = foreign or "no query checkpoint directory is there"
+    why = _why_unusable(directory, now)
+    if directory is None or why is not None:
         if stateful and not untouched:
             return ResumeDecision(Resume.REFUSE_STATE, f"{why}, and the query has stateful operators. {_STATE_REMEDY}.")
         return ResumeDecision(Resume.BEGIN, f"{why}: a new one goes on from the stored checkpoint {stored}")
@@ -168,11 +164,9 @@ def _plan_again(directory: DirectoryView, stored: Checkpoint, *, keeps_state: bo
     )
 
 
-def _foreign(directory: DirectoryView | None, now: Lineage) -> str | None:
-    if directory is None or directory.lineage == now:
-        return None
-    if directory.lineage.processor_id != now.processor_id:
-        return f"the query checkpoint directory is that of processor {directory.lineage.processor_id!r}"
+def _why_unusable(directory: DirectoryView | None, now: Lineage) -> str | None:
+    if directory is None:
+        return "no query checkpoint directory is there"
     if directory.lineage.database != now.database:
         return "the query checkpoint directory is that of another database"
     if directory.lineage.is_before(now):
