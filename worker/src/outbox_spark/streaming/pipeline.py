@@ -25,7 +25,7 @@ from outbox_spark.session import SessionStarter, count_executors, is_alive, runs
 from outbox_spark.stream import StreamBuilder, find_stateful
 from outbox_spark.streaming.directory import QueryDirectories, QueryDirectory
 from outbox_spark.streaming.lineage import fetch_history, store_begin
-from outbox_spark.streaming.query import QueryParts, QueryRun
+from outbox_spark.streaming.query import QueryRun
 from outbox_spark.streaming.resume import Resume, decide_resume
 from outbox_spark.writing.files import FileArea
 from outbox_spark.writing.staging import StagingArea
@@ -148,8 +148,8 @@ class SparkPipeline(InTransaction):
         """Let no further batch begin; say whether one is in hand."""
         if self._run is None:
             return False
-        self._run.stop_admitting()
-        return self._run.busy()
+        self._run.handover.stop_admitting()
+        return self._run.handover.in_hand()
 
     def open(self, connection: Connection, epoch: int, stored: Checkpoint) -> None:
         """Start the query under a lease, from the stored checkpoint.
@@ -175,13 +175,11 @@ class SparkPipeline(InTransaction):
             self._refuse_unshared_state(stateful)
             directory = self._directory(connection, stored, stateful=bool(stateful))
             floor = BEGINNING if stateful else stored
-            apply, count, code = self._apply, self._count, self._code()
-            parts = QueryParts(directory, stored, bool(stateful), staging, files, apply, count, code)
-            self._run = QueryRun(
-                parts,
-                builder.build(directory.start, floor),
-                output_mode=builder.output_mode(stateful),
-            )
+            run = QueryRun(
+                directory, stored, bool(stateful), staging, files, self._apply, self._count, self._code()
+            )  # fmt: skip
+            run.start(builder.build(directory.start, floor), builder.output_mode(stateful))
+            self._run = run
         except Exception as error:
             self._check_alive()
             raise explain_failure(error, self._code()) from error
@@ -227,7 +225,7 @@ class SparkPipeline(InTransaction):
             OutboxError: the query checkpoint directory cannot be read.
 
         """
-        return self._run is not None and self._run.planned > stored
+        return self._run is not None and self._run.directory.find_planned() > stored
 
     @override
     def handle(self, transaction: Transaction, batch: Batch) -> int:
@@ -259,7 +257,7 @@ class SparkPipeline(InTransaction):
         """Everything up to `stored` is committed, or was answered 0: Spark goes on."""
         self._prepared = None
         if self._run is not None:
-            self._run.accept(stored)
+            self._run.handover.accept(stored)
 
     def executors(self) -> int | None:
         """Count live executors; None before there is a session, or where they are threads of the driver."""

@@ -8,7 +8,7 @@ stack, and then the query is dead without a word. The error is kept here, and Sp
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import HandlerError, OutboxError, TransientError
@@ -39,9 +39,9 @@ class BatchEndedError(Exception):
     """Told to Spark in place of what happened."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueryParts:
-    """What a query is made of.
+@dataclass(slots=True)
+class QueryRun:
+    """A query.
 
     Attributes:
         directory: Spark's query checkpoint.
@@ -52,6 +52,7 @@ class QueryParts:
         apply: what to do with a batch: collects effects.
         count: counts the messages of a range.
         code: what to call the user's part in messages.
+        handover: where the loop takes its batches.
 
     """
 
@@ -63,27 +64,19 @@ class QueryParts:
     apply: Callable[[DataFrame, Effects], None]
     count: Callable[[OffsetRange], int]
     code: str
+    handover: Handover = field(default_factory=Handover)
+    _last_batch: int = -1
+    _query: StreamingQuery = field(init=False)
 
-
-class QueryRun:
-    """A started query."""
-
-    def __init__(self, parts: QueryParts, rows: DataFrame, *, output_mode: str) -> None:
+    def start(self, rows: DataFrame, output_mode: str) -> None:
         """Start it; when a micro-batch begins is the source's to say (`interval`): at once while there is more."""
-        self._parts = parts
-        self._handover = Handover()
-        self._last_batch = -1
-        self._query: StreamingQuery = (
+        self._query = (
             rows.writeStream.foreachBatch(self._on_batch)
             .outputMode(output_mode)
-            .option("checkpointLocation", file_uri(parts.directory.location))
+            .option("checkpointLocation", file_uri(self.directory.location))
             .trigger(processingTime="0 seconds")
             .start()
         )
-
-    def accept(self, stored: Checkpoint) -> None:
-        """Say that everything up to `stored` is committed, or was answered 0: Spark may go on."""
-        self._handover.accept(stored)
 
     def next_batch(self, *, wait: float, timeout: float) -> PreparedBatch | None:
         """Return the next batch, if one is prepared in time; the same one until it is accepted.
@@ -96,35 +89,22 @@ class QueryRun:
             OutboxError: preparing failed, or the query ended; it cannot be used any more.
 
         """
-        batch = self._handover.take(wait)
+        batch = self.handover.take(wait)
         if batch is None:
             self._check_alive()
-            busy = self._handover.busy_for()
+            busy = self.handover.busy_for()
             if busy is not None and busy > timeout:
                 raise HandlerError(
-                    f"{self._parts.code} ran longer than delivery.timeout and was stopped; raise delivery.timeout, "
+                    f"{self.code} ran longer than delivery.timeout and was stopped; raise delivery.timeout, "
                     "lower delivery.batchSize, or give more executors",
                     reason=Reason.HANDLER_TIMEOUT,
                 )
         return batch
 
-    @property
-    def planned(self) -> Checkpoint:
-        """The end of the last batch that Spark planned."""
-        return self._parts.directory.find_planned()
-
-    def busy(self) -> bool:
-        """A batch is in hand: prepared, waiting for the loop, or committed and not over yet on Spark's side."""
-        return self._handover.in_hand()
-
-    def stop_admitting(self) -> None:
-        """Let no further batch begin."""
-        self._handover.stop_admitting()
-
     def stop(self) -> None:
         """End the query; a batch that is committed already is noted by Spark first, any other is rolled back."""
-        self._handover.close()
-        if self._handover.wait_settled(_SPARK_NOTES_SECONDS):
+        self.handover.close()
+        if self.handover.wait_settled(_SPARK_NOTES_SECONDS):
             self._wait_for_note()
         try:
             self._query.stop()
@@ -134,7 +114,7 @@ class QueryRun:
     def _wait_for_note(self) -> None:
         """Give Spark a moment to note the last batch: it saves the next start a replay."""
         deadline = time.monotonic() + _SPARK_NOTES_SECONDS
-        while self._last_batch >= 0 and not self._parts.directory.has_committed(self._last_batch):
+        while self._last_batch >= 0 and not self.directory.has_committed(self._last_batch):
             if time.monotonic() > deadline or not self._query.isActive:
                 return
             time.sleep(0.02)
@@ -144,13 +124,13 @@ class QueryRun:
             return
         error = self._query.exception()
         if error is not None:
-            raise explain_failure(error, self._parts.code)
+            raise explain_failure(error, self.code)
         raise TransientError("the streaming query ended without an error", reason=Reason.INTERNAL_ERROR)
 
     def _on_batch(self, rows: DataFrame, batch_id: int) -> None:
         """Prepare a batch and wait until it is committed; called by Spark."""
         try:
-            self._handover.begin()
+            self.handover.begin()
         except ClosedError:
             raise BatchEndedError("no batch is wanted any more") from None
         failure: OutboxError | None = None
@@ -159,29 +139,28 @@ class QueryRun:
         except ClosedError:
             failure = None
         except BaseException as error:  # noqa: BLE001 - every error must reach the loop
-            failure = explain_failure(error, self._parts.code)
+            failure = explain_failure(error, self.code)
         else:
             self._last_batch = batch_id
-            self._handover.end()
+            self.handover.end()
             return
-        self._handover.end(failure)
+        self.handover.end(failure)
         raise BatchEndedError("the batch is not committed") from None
 
     def _run_batch(self, rows: DataFrame, batch_id: int) -> None:
-        parts = self._parts
-        whole = parts.directory.range_of(batch_id)
+        whole = self.directory.range_of(batch_id)
         if whole.empty:
             return
-        if whole.end <= parts.stored:
-            if parts.stateful:
+        if whole.end <= self.stored:
+            if self.stateful:
                 rows.write.format("noop").mode("overwrite").save()
-            self._handover.offer(PreparedBatch(whole, None, 0))
+            self.handover.offer(PreparedBatch(whole, None, 0))
             return
-        todo = whole.after(parts.stored)
-        effects = Effects(parts.staging, parts.files, todo)
-        parts.apply(rows, effects)
-        self._handover.offer(PreparedBatch(todo, effects, parts.count(todo)))
+        todo = whole.after(self.stored)
+        effects = Effects(self.staging, self.files, todo)
+        self.apply(rows, effects)
+        self.handover.offer(PreparedBatch(todo, effects, self.count(todo)))
         if effects.pending:
-            parts.files.roll_forward()
+            self.files.roll_forward()
         if effects.statements:
-            parts.staging.clear()
+            self.staging.clear()
