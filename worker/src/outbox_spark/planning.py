@@ -11,12 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadLimit,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from typing_extensions import override
 
 from outbox_spark.offsets import OffsetRange, format_offset, parse_offset, split_range
@@ -77,8 +72,6 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._due = 0.0 if full else time.monotonic() + self._options.interval
         if self._last is not None:
             end = min(end, self._last)
-        elif isinstance(limit, ReadMinRows) and self._reader.fetch_count(OffsetRange(after, end)) < limit.min_rows:
-            end = start_pair
         return format_offset(max(end, after, start_pair))
 
     def _waits(self) -> bool:
@@ -90,10 +83,6 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if wait > 0:
             time.sleep(min(wait, _WAIT_SECONDS))
         return wait > _WAIT_SECONDS
-
-    @override
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        return None  # lag is measured against the stored checkpoint, by the driver
 
     @override
     def prepareForTriggerAvailableNow(self) -> None:

@@ -98,7 +98,7 @@ class RangeReader:
         if isinstance(start, Checkpoint):
             return start
         with self._connect() as connection:
-            return fetch_start_pair(connection, self._options, start)
+            return checkpoints.start_pair(connection, self._options.source, start)
 
     def fetch_end(self, after: Checkpoint, limit: int) -> tuple[Checkpoint, bool]:
         """Return the last settled pair of the next micro-batch, and whether it is full: more may wait behind it.
@@ -127,7 +127,7 @@ class RangeReader:
     def fetch_settled(self) -> Checkpoint:
         """Return a pair at or after the last settled row, and before everything that is not settled."""
         with self._connect() as connection:
-            return fetch_start_pair(connection, self._options, StartFrom(type=StartType.END))
+            return checkpoints.start_pair(connection, self._options.source, StartFrom(type=StartType.END))
 
     def fetch_boundaries(self, whole: OffsetRange, pieces: int) -> list[Checkpoint]:
         """Return the pairs at which to cut a range into pieces with about as many rows each."""
@@ -184,11 +184,6 @@ class RangeReader:
 
     def _relation(self, whole: OffsetRange) -> sql.Composed:
         return MessageReader(self._options.source).batch_relation(whole.start, whole.end)
-
-
-def fetch_start_pair(connection: Connection, options: ReadOptions, start: StartFrom) -> Checkpoint:
-    """Return the pair before the first message that `start` asks for."""
-    return checkpoints.start_pair(connection, options.source, start)
 
 
 def _copy(connection: Connection, query: sql.Composed) -> bytes:
