@@ -8,14 +8,15 @@ from datetime import UTC, datetime
 
 import pytest
 
+from outbox_core.config import ProcessorConfig
 from outbox_core.errors import HandlerError, MessagesFailedError
 from outbox_core.message import Batch, Message
 from outbox_core.progress.checkpoint import Checkpoint
-from outbox_core.spec import RabbitmqTarget
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.rabbitmq import RabbitmqSink
 from tests.support.servers.postgres import wait_until
 from tests.support.servers.proxy import Relay
+from tests.support.worker import build_config
 
 
 @pytest.fixture
@@ -27,8 +28,11 @@ def queue_name():
 def sink(rabbitmq, tmp_path):
     """A publisher whose routing key is the message's type."""
     (tmp_path / "uri").write_text(rabbitmq.uri)
-    target = RabbitmqTarget.model_validate({"connection": {"secretRef": {"name": "b"}}, "routingKey": "{messageType}"})
-    with contextlib.closing(RabbitmqSink(target, tmp_path, timeout=20, processor_id="orders", pod="pod-0")) as made:
+    target = {"rabbitmq": {"connection": {"secretRef": {"name": "b"}}, "routingKey": "{messageType}"}}
+    config = ProcessorConfig.model_validate(build_config(None, target, delivery={"timeout": "20s"}))
+    assert config.target is not None
+    assert config.target.rabbitmq is not None
+    with contextlib.closing(RabbitmqSink(config.target.rabbitmq, tmp_path, config, "pod-0")) as made:
         yield made
 
 

@@ -42,16 +42,14 @@ def make(rabbitmq, stream, tmp_path):
 
         def build(blocks=Blocks.KEY, *, uri=None, timeout=10.0):
             target = {"rabbitmqStream": {"connection": {"secretRef": {"name": "broker"}}, "stream": stream}}
-            config = ProcessorConfig.model_validate(build_config(None, target))
+            delivery = {"blocks": blocks, "timeout": f"{timeout}s"}
+            config = ProcessorConfig.model_validate(build_config(None, target, delivery=delivery))
             assert config.target is not None
             assert config.target.rabbitmq_stream is not None
             directory = tmp_path / uuid.uuid4().hex
             directory.mkdir()
             (directory / "uri").write_text(uri or rabbitmq.stream_uri)
-            sink = RabbitmqStreamSink(
-                config.target.rabbitmq_stream, directory, timeout=timeout, stops=blocks is Blocks.PARTITION,
-                processor_id="orders", pod="pod-0",
-            )  # fmt: skip
+            sink = RabbitmqStreamSink(config.target.rabbitmq_stream, directory, config, "pod-0")
             return stack.enter_context(contextlib.closing(sink))
 
         yield build

@@ -65,23 +65,21 @@ class RabbitmqSink(PipelinedTarget):
     most_under_way = _MOST_UNDER_WAY
     awaits_confirms = False
 
-    def __init__(self, target: RabbitmqTarget, directory: Path, *, timeout: float, processor_id: str, pod: str) -> None:
+    def __init__(self, target: RabbitmqTarget, directory: Path, config: ProcessorConfig, pod: str) -> None:
         """Keep the settings; nothing is opened.
 
         Args:
             target: the resource's words.
             directory: the mounted Secret of `target.connection`.
-            timeout: seconds for one batch.
-            processor_id: named in headers and in the broker's list of connections.
+            config: the processor's, for its name and time limit.
             pod: who publishes, named in headers: a receiver can tell whose a duplicate was.
 
         """
         self._target = target
         self._directory = directory
-        self._timeout = timeout
-        self._processor_id = processor_id
-        self._pod = pod
-        self._encoder = MessageEncoder(target, processor_id=processor_id, pod=pod)
+        self._timeout = config.delivery.timeout.total_seconds()
+        self._name = f"outbox {config.processor_id} {pod}"
+        self._encoder = MessageEncoder(target, processor_id=config.processor_id, pod=pod)
         self._connection: AmqpConnection | None = None
         self._begun: list[_Attempt] = []
         self._taken = TakenMessages()
@@ -225,7 +223,7 @@ class RabbitmqSink(PipelinedTarget):
     def _open(self) -> AmqpConnection:
         if self._connection is None:
             address = read_broker_address(self._directory)
-            self._connection = AmqpConnection(address, name=f"outbox {self._processor_id} {self._pod}")
+            self._connection = AmqpConnection(address, name=self._name)
         return self._connection
 
     def _name_failed(self, attempt: _Attempt, connection: AmqpConnection) -> None:
@@ -271,10 +269,4 @@ def _unroutable(returned: Returned) -> HandlerError:
 
 def build(target: RabbitmqTarget, config: ProcessorConfig, settings: Settings) -> RabbitmqSink:
     """Build the target."""
-    return RabbitmqSink(
-        target,
-        settings.connections / "target",
-        timeout=config.delivery.timeout.total_seconds(),
-        processor_id=config.processor_id,
-        pod=settings.pod,
-    )
+    return RabbitmqSink(target, settings.connections / "target", config, settings.pod)

@@ -64,33 +64,22 @@ class _Attempt:
 class RabbitmqStreamSink(OutsideTransaction):
     """Publisher of one processor to one stream."""
 
-    def __init__(
-        self,
-        target: RabbitmqStreamTarget,
-        directory: Path,
-        *,
-        timeout: float,
-        stops: bool,
-        processor_id: str,
-        pod: str,
-    ) -> None:
+    def __init__(self, target: RabbitmqStreamTarget, directory: Path, config: ProcessorConfig, pod: str) -> None:
         """Keep the settings; nothing is opened.
 
         Args:
             target: the resource's words.
             directory: the mounted Secret of `target.connection`.
-            timeout: seconds for one batch.
-            stops: nothing is sent behind a message of a fresh batch that fails.
-            processor_id: named in application properties and in the broker's list of connections.
-            pod: who publishes, named in application properties.
+            config: the processor's, for its name, time limit and what a message that fails blocks.
+            pod: who publishes, named in application properties: a receiver can tell whose a duplicate was.
 
         """
         self._stream = target.stream
         self._directory = directory
-        self._timeout = timeout
-        self._stops = stops
-        self._name = f"outbox {processor_id} {pod}"
-        self._encoder = StreamEncoder(processor_id=processor_id, pod=pod)
+        self._timeout = config.delivery.timeout.total_seconds()
+        self._stops = config.delivery.blocking is Blocks.PARTITION
+        self._name = f"outbox {config.processor_id} {pod}"
+        self._encoder = StreamEncoder(processor_id=config.processor_id, pod=pod)
         self._connection: StreamConnection | None = None
         self._unnumbered = 0
         self._taken = TakenMessages()
@@ -210,11 +199,4 @@ class RabbitmqStreamSink(OutsideTransaction):
 
 def build(target: RabbitmqStreamTarget, config: ProcessorConfig, settings: Settings) -> RabbitmqStreamSink:
     """Build the target."""
-    return RabbitmqStreamSink(
-        target,
-        settings.connections / "target",
-        timeout=config.delivery.timeout.total_seconds(),
-        stops=config.delivery.blocking is Blocks.PARTITION,
-        processor_id=config.processor_id,
-        pod=settings.pod,
-    )
+    return RabbitmqStreamSink(target, settings.connections / "target", config, settings.pod)
