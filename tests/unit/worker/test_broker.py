@@ -8,7 +8,7 @@ import pytest
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
-from outbox_worker.targets.amqp.broker import STREAM, read_broker_address
+from outbox_worker.targets.amqp.broker import STREAM, open_socket, read_broker_address
 
 
 def write(directory, **keys):
@@ -52,7 +52,7 @@ def test_what_is_wrong_is_named_without_the_secret(tmp_path, keys, message):
 def test_an_authority_that_is_no_certificate(tmp_path):
     address = read_broker_address(write(tmp_path, host="h", ca_crt="not a certificate"))
     with pytest.raises(ConfigurationError, match=r"`ca.crt` holds no PEM certificate"):
-        address.tls_context()
+        open_socket(address, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -12,20 +12,26 @@ from outbox_worker.targets.amqp.confirm import ConfirmTracker, read_ack
 
 def tracker(count):
     confirms = ConfirmTracker()
-    for _ in range(count):
-        confirms.publish()
+    for number in range(1, count + 1):
+        assert confirms.publish(1) == number
     return confirms
+
+
+def answered(confirms):
+    """Return up to which tag all are answered."""
+    return max(tag for tag in range(confirms.last + 1) if confirms.are_answered(tag))
 
 
 def test_single_and_multiple_answers_add_up():
     confirms = tracker(6)
     confirms.answer(3, multiple=False, accepted=True)
-    assert confirms.outstanding == 5
+    assert answered(confirms) == 0
     confirms.answer(4, multiple=True, accepted=True)
-    assert confirms.outstanding == 2
+    assert answered(confirms) == 4
     confirms.answer(6, multiple=False, accepted=False)
+    assert answered(confirms) == 4
     confirms.answer(5, multiple=False, accepted=True)
-    assert confirms.outstanding == 0
+    assert answered(confirms) == 6
     assert confirms.nacked == [6]
     confirms.forget_nacked(range(6))
     assert confirms.nacked == [6]
@@ -36,7 +42,7 @@ def test_single_and_multiple_answers_add_up():
 def test_zero_with_multiple_means_all():
     confirms = tracker(4)
     confirms.answer(0, multiple=True, accepted=False)
-    assert confirms.outstanding == 0
+    assert answered(confirms) == 4
     assert confirms.nacked == [1, 2, 3, 4]
 
 
@@ -54,11 +60,12 @@ def test_each_tag_is_answered_once_in_any_order(data):
     while left:
         tag = data.draw(st.sampled_from(sorted(left)))
         multiple, accepted = data.draw(st.booleans()), data.draw(st.booleans())
-        answered = {each for each in left if each <= tag} if multiple else {tag}
+        found = {each for each in left if each <= tag} if multiple else {tag}
         confirms.answer(tag, multiple=multiple, accepted=accepted)
-        left -= answered
-        refused |= set() if accepted else answered
-        assert confirms.outstanding == len(left)
+        left -= found
+        refused |= set() if accepted else found
+        assert answered(confirms) == min(left, default=count + 1) - 1
+        assert all(confirms.is_accepted(each) == (each not in left | refused) for each in range(1, count + 1))
     assert set(confirms.nacked) == refused
 
 

@@ -59,15 +59,6 @@ class BrokerAddress:
         """Where, without who: safe to print."""
         return f"{self.host}:{self.port}"
 
-    def tls_context(self) -> ssl.SSLContext | None:
-        """Build the TLS settings, or None for a plain connection.
-
-        Raises:
-            ConfigurationError: `ca.crt` is no certificate.
-
-        """
-        return build_tls(self.certificate_authority, self.target) if self.tls else None
-
 
 def read_broker_address(directory: Path, protocol: Protocol = AMQP) -> BrokerAddress:
     """Read the keys of the target's Secret: `uri`, or `host`, `port`, `username`, `password`, `vhost`; and `ca.crt`.
@@ -142,10 +133,10 @@ def open_socket(address: BrokerAddress, seconds: float) -> socket.socket:
 
     Raises:
         TransientError: the broker cannot be reached.
-        ConfigurationError: its certificate is not trusted.
+        ConfigurationError: its certificate is not trusted, or `ca.crt` is none.
 
     """
-    context = address.tls_context()
+    context = build_tls(address.certificate_authority, address.target) if address.tls else None
     try:
         raw = socket.create_connection((address.host, address.port), timeout=seconds)
     except OSError as err:
@@ -172,4 +163,21 @@ def build_unavailable(address: BrokerAddress, what: str) -> TransientError:
     """Say what keeps the broker from being used now."""
     return TransientError(
         f"RabbitMQ at {address} {what}; it is tried again until it answers", reason=Reason.TARGET_UNAVAILABLE
+    )
+
+
+def build_login_refused(address: BrokerAddress) -> TransientError:
+    """Say that the broker does not know the user, or has another password for it."""
+    return TransientError(
+        f"RabbitMQ at {address} refuses the login of user {address.username}; correct the target's Secret",
+        reason=Reason.AUTHENTICATION_FAILED,
+    )
+
+
+def build_vhost_refused(address: BrokerAddress, said: str = "") -> ConfigurationError:
+    """Say that the user may not use the virtual host, or that there is none of this name."""
+    return ConfigurationError(
+        f"RabbitMQ at {address} refuses the virtual host {address.vhost}{said}; create it, or correct `vhost` in the "
+        "target's Secret",
+        reason=Reason.CONNECTION_SECRET_INVALID,
     )

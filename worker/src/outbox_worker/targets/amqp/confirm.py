@@ -45,15 +45,10 @@ class ConfirmTracker:
     nacked: list[int] = field(default_factory=list)
     """Tags that the broker refused, until `forget_nacked`."""
 
-    def publish(self, count: int = 1) -> int:
+    def publish(self, count: int) -> int:
         """Give out the tags of the next messages; return the first."""
         self.last += count
         return self.last - count + 1
-
-    @property
-    def outstanding(self) -> int:
-        """How many published messages are not answered yet."""
-        return self.last - self._lowest + 1 - len(self._answered)
 
     def are_answered(self, last: int) -> bool:
         """Say whether every tag up to this one is answered."""

@@ -16,11 +16,14 @@ from pamqp import commands, exceptions, frame, header, heartbeat
 
 from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason
+from outbox_worker.targets.amqp.broker import build_login_refused, build_vhost_refused
 from outbox_worker.targets.amqp.confirm import ConfirmTracker, read_ack
 from outbox_worker.targets.amqp.encoder import CHANNEL
 from outbox_worker.targets.amqp.wire import CONNECT_SECONDS, HEARTBEAT_SECONDS, Wire
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from outbox_worker.targets.amqp.broker import BrokerAddress
 
 _FRAME_MAX: Final = 131_072
@@ -97,7 +100,7 @@ class AmqpConnection:
     def _call(self, method: Any, answer: type[_Method], deadline: float, *, channel: int) -> _Method:
         """Send a method and wait for its answer."""
         data = frame.marshal(method, channel) if method is not None else b""
-        self._exchange(data, deadline, until=answer)
+        self._exchange(data, deadline, lambda: any(isinstance(each, answer) for each in self._inbox))
         found = next(each for each in self._inbox if isinstance(each, answer))
         self._inbox.clear()
         return found
@@ -108,7 +111,7 @@ class AmqpConnection:
 
     def await_confirms(self, last: int, *, deadline: float) -> None:
         """Return when every message published up to this delivery tag is answered for."""
-        self._exchange(b"", deadline, confirmed=last)
+        self._exchange(b"", deadline, lambda: self.confirms.are_answered(last))
 
     def keep_alive(self) -> None:
         """Send and take heartbeats; call it every few seconds while idle.
@@ -124,10 +127,8 @@ class AmqpConnection:
         closing = commands.Connection.Close(reply_code=200, reply_text="", class_id=0, method_id=0)
         self._wire.close(frame.marshal(closing, 0))
 
-    def _exchange(
-        self, data: bytes, deadline: float, *, until: type[object] | None = None, confirmed: int | None = None
-    ) -> None:
-        """Write all of the data while reading; then go on reading until what was asked for is there.
+    def _exchange(self, data: bytes, deadline: float, is_done: Callable[[], bool] = lambda: True) -> None:
+        """Write all of the data while reading; then go on reading until it is done.
 
         Raises:
             OutboxError: the broker refused, closed, blocked for too long, or did not answer before the deadline.
@@ -139,12 +140,7 @@ class AmqpConnection:
             if self.blocked is not None and now - max(began, self._blocked_since) > _BLOCKED_PATIENCE:
                 raise self._wire.unavailable(f"blocks publishers ({self.blocked}); free its disk or memory")
 
-        self._wire.exchange(data, deadline, lambda: self._is_done(until, confirmed), check)
-
-    def _is_done(self, until: type[object] | None, confirmed: int | None) -> bool:
-        if until is not None:
-            return any(isinstance(each, until) for each in self._inbox)
-        return confirmed is None or self.confirms.are_answered(confirmed)
+        self._wire.exchange(data, deadline, is_done, check)
 
     def _take_frames(self, view: bytes) -> int:
         start = 0
@@ -195,17 +191,9 @@ class AmqpConnection:
 
     def _closed_by_broker(self, code: int, text: str) -> OutboxError:
         if code == 403:
-            return TransientError(
-                f"RabbitMQ at {self._address} refuses the login of user {self._address.username}; correct the "
-                "target's Secret",
-                reason=Reason.AUTHENTICATION_FAILED,
-            )
+            return build_login_refused(self._address)
         if code == 530:
-            return ConfigurationError(
-                f"RabbitMQ at {self._address} refuses the virtual host {self._address.vhost} ({text}); create it, or "
-                "correct `vhost` in the target's Secret",
-                reason=Reason.CONNECTION_SECRET_INVALID,
-            )
+            return build_vhost_refused(self._address, f" ({text})")
         return self._wire.unavailable(f"closed the connection ({code} {text})")
 
     def _channel_closed(self, code: int, text: str) -> OutboxError:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import ConfigurationError, OutboxError, TransientError
 from outbox_core.report import Reason
+from outbox_worker.targets.amqp.broker import build_login_refused, build_vhost_refused
 from outbox_worker.targets.amqp.wire import CONNECT_SECONDS, HEARTBEAT_SECONDS, Wire
 from outbox_worker.targets.streams import frames
 from outbox_worker.targets.streams.frames import Code, Key, Received
@@ -144,9 +145,8 @@ class StreamConnection:
             if reference:
                 answer = self._ask(Key.QUERY_PUBLISHER_SEQUENCE, names, deadline=self._soon(), coded=False)
                 code = answer.medium()
-                if (
-                    code != Code.ACCESS_REFUSED
-                ):  # the broker tells it to who may read, and it is only written to the log
+                # The broker tells it to who may read, and it is only written to the log.
+                if code != Code.ACCESS_REFUSED:
                     self._check(code)
                     return found, answer.long()
         return found, 0
@@ -243,16 +243,9 @@ class StreamConnection:
         where = f"RabbitMQ at {self._address}"
         match code:
             case Code.AUTHENTICATION_FAILED | Code.SASL_ERROR | Code.REFUSED_FROM_ELSEWHERE:
-                return TransientError(
-                    f"{where} refuses the login of user {self._address.username}; correct the target's Secret",
-                    reason=Reason.AUTHENTICATION_FAILED,
-                )
+                return build_login_refused(self._address)
             case Code.VIRTUAL_HOST_REFUSED:
-                return ConfigurationError(
-                    f"{where} refuses the virtual host {self._address.vhost}; create it, or correct `vhost` in the "
-                    "target's Secret",
-                    reason=Reason.CONNECTION_SECRET_INVALID,
-                )
+                return build_vhost_refused(self._address)
             case Code.NO_SUCH_STREAM:
                 return TransientError(
                     f"{where} has no stream {self._stream!r}; declare it (a queue of type stream), or correct "
