@@ -189,7 +189,7 @@ class TestWhatTheNextOwnerKnows:
             first, second = make(topic.name), make(topic.name)
             first.begin_owner(start(1))
             first.deliver(batch(message(1)), 1)
-            producer, checkpoints = first._publishers[0].producer, first._topic.name
+            producer, checkpoints = first._publishers[0].producer, first._topic
             for _ in range(100):
                 producer.begin_transaction(1e9)
                 producer._producer.produce(checkpoints, b"{}", b"key", partition=0)
@@ -289,7 +289,7 @@ class TestATransactionWithoutAnEnd:
             producer = Producer(settings)
             producer.init_transactions()
             producer.begin_transaction()
-            producer.produce(sink._topic.name, b"{}", b"other", partition=0)
+            producer.produce(sink._topic, b"{}", b"other", partition=0)
             producer.flush()
             return producer.abort_transaction
 

@@ -22,7 +22,7 @@ from outbox_core.errors import ConfigurationError, OutboxError, TransientError
 from outbox_core.report import Reason
 from outbox_worker.logs import get_logger
 from outbox_worker.targets.librdkafka.answers import classify_error, is_login, is_settling
-from outbox_worker.targets.librdkafka.published import Found, Record
+from outbox_worker.targets.librdkafka.published import Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,43 +49,10 @@ _log = get_logger(__name__)
 
 
 class CheckpointTopic:
-    """Reads and creates the topic. It keeps no connection."""
-
-    def __init__(self, name: str, partitions: int) -> None:
-        """Keep the topic's name, and how many partitions it needs."""
-        self.name = name
-        self._partitions = partitions
-
-    def read(
-        self, unit: Unit, settings: BrokerSettings, client: str, deadline: float, committed: int | None = None
-    ) -> Found | None:
-        """Find the last committed record of each kind, as of now; the topic is created where it is missing.
-
-        Args:
-            unit: whose records.
-            settings: of the Secret.
-            client: its name in the brokers' logs.
-            deadline: when to give up.
-            committed: offset of the last record that this process knows to be committed.
-
-        Returns:
-            What was found; None: nothing is written behind `committed`, and nothing was read.
-
-        Raises:
-            OutboxError: the topic cannot be read or created, or not within the deadline.
-
-        """
-        with _Reader(self.name, settings, client, deadline) as reader:
-            reader.ensure(self._partitions)
-            end = reader.find_end(unit.partition)
-            # Behind the record is at most the mark of its commit, which brokers may owe (docs/adr/0030).
-            return None if committed is not None and committed < end <= committed + 2 else reader.find(unit, end)
-
-
-class _Reader:
-    """One look at the topic."""
+    """One look at the topic. Each call raises OutboxError where it cannot be done within the deadline."""
 
     def __init__(self, topic: str, settings: BrokerSettings, client: str, deadline: float) -> None:
+        """Make the clients; `client` is their name in the brokers' logs."""
         self._topic, self._settings, self._deadline = topic, settings, deadline
         self._down_since: float | None = None
         self._fault: OutboxError | None = None
@@ -171,7 +138,8 @@ class _Reader:
         """Where all ends that is there, open transactions among it: a committed record may lie behind one."""
         return self._offset(partition, LatestSpec())  # type: ignore[no-untyped-call]
 
-    def find(self, unit: Unit, end: int) -> Found:
+    def find(self, unit: Unit, end: int) -> list[tuple[int, Record]]:
+        """Find the last committed record of each kind before `end`, with its offset; the latest is the first."""
         low = self._offset(unit.partition, EarliestSpec())  # type: ignore[no-untyped-call]
         back, last = _BACK, None
         while last is None:
@@ -183,13 +151,10 @@ class _Reader:
                 break
             back *= 16
         if last is None:
-            return Found()
-        offset, record = last
-        other = None
-        if record.other is not None:
-            reports = self._read(unit.partition, record.other, record.other + 1)
-            other = next((self._decode(each) for each in reports if each.offset() == record.other), None)
-        return Found(other, (offset, record)) if record.held else Found((offset, record), other)
+            return []
+        other = last[1].other
+        reports = [] if other is None else self._read(unit.partition, other, other + 1)
+        return [last, *(self._decode(each) for each in reports if each.offset() == other)]
 
     def _decode(self, report: Report) -> tuple[int, Record]:
         try:

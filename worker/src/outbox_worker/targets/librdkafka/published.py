@@ -100,20 +100,6 @@ class Record:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What the topic says of a unit: the last record of each kind, with its offset."""
-
-    fresh: tuple[int, Record] | None = None
-    held: tuple[int, Record] | None = None
-
-    @property
-    def last(self) -> Record | None:
-        """The last one of all."""
-        known = [each for each in (self.fresh, self.held) if each is not None]
-        return max(known)[1] if known else None
-
-
 @dataclass(slots=True)
 class Published:
     """What a unit has published and perhaps not stored, as its last records say.
@@ -130,19 +116,16 @@ class Published:
     offsets: dict[bool, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, found: Found, moved: int) -> Self:
-        """Take over what was found, but for what was published before a person moved the checkpoint."""
+    def of(cls, found: Iterable[tuple[int, Record]], moved: int) -> Self:
+        """Take over the records that were found, but for what was published before a person moved the checkpoint."""
         made = cls()
-        if found.fresh is not None:
-            offset, record = found.fresh
-            made.offsets[False] = offset
-            if record.moved >= moved:
-                made.fresh = {name: parse_place(name) for name in record.names}
-        if found.held is not None:
-            offset, record = found.held
-            made.offsets[True] = offset
-            if record.moved >= moved:
-                made.held = dict.fromkeys(record.names)
+        for offset, record in found:
+            made.offsets[record.held] = offset
+            names = record.names if record.moved >= moved else ()
+            if record.held:
+                made.held = dict.fromkeys(names)
+            else:
+                made.fresh = {name: parse_place(name) for name in names}
         return made
 
     def left_of(self, batch: Batch) -> list[Message]:
