@@ -16,7 +16,7 @@ from outbox_worker.logs import get_logger
 from outbox_worker.targets.librdkafka.answers import classify_error, is_login, is_settling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from confluent_kafka import Message as Report
 
@@ -75,20 +75,20 @@ class KafkaProducer:
     in_transaction = False
     """The brokers take all that is sent between two calls, or nothing."""
 
-    def __init__(self, settings: BrokerSettings, client: str, **more: Any) -> None:
+    def __init__(self, settings: BrokerSettings, client: str, more: Mapping[str, Any] | None = None) -> None:
         """Make it; it connects by itself.
 
         Args:
             settings: of the Secret.
             client: its name in the brokers' logs.
-            more: settings of librdkafka, with `_` for each dot.
+            more: settings of librdkafka that differ.
 
         """
         self.settings = settings
         self._heard = _Heard(settings)
         self.topics: set[str] = set()
         """Those that it knows, until its end."""
-        config = settings.as_producer(client) | {name.replace("_", "."): value for name, value in more.items()}
+        config = settings.as_producer(client) | dict(more or {})
         try:
             self._producer = Producer(config, logger=self._heard, error_cb=self._heard.note_error)
         except KafkaException as err:
@@ -126,8 +126,6 @@ class KafkaProducer:
             OutboxError: it is not there, or nothing answers.
 
         """
-        if topic in self.topics:
-            return
         until = time.monotonic() + _TOPIC_SECONDS
         while self._heard.fatal is None:
             try:

@@ -50,9 +50,9 @@ class TransactionalProducer(KafkaProducer):
         """
         milliseconds = int(min(timeout + _MARGIN, _LONGEST) * 1000)
         super().__init__(
-            settings, client, transactional_id=name, transaction_timeout_ms=milliseconds,
-            message_timeout_ms=milliseconds, delivery_report_only_error=False,
-            linger_ms=_LINGER,
+            settings, client,
+            {"transactional.id": name, "transaction.timeout.ms": milliseconds, "message.timeout.ms": milliseconds,
+             "delivery.report.only.error": False, "linger.ms": _LINGER},
         )  # fmt: skip
         self.name = name
         self._is_open = False
