@@ -25,7 +25,7 @@ from urllib.parse import quote, urlsplit
 
 from typing_extensions import override
 
-from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
+from outbox_core.errors import HandlerError, OutboxError, TransientError
 from outbox_core.ports import OutsideTransaction
 from outbox_core.processor.taken import TakenMessages
 from outbox_core.progress.barrier import key_of
@@ -33,6 +33,7 @@ from outbox_core.report import Reason
 from outbox_core.spec import Blocks, Mode, PartitionKey
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.secret_files import build_tls, invalid_secret, read_files
+from outbox_worker.targets.templates import check_key
 from outbox_worker.targets.trace_context import TRACE_HEADERS, read_trace
 
 if TYPE_CHECKING:
@@ -99,9 +100,7 @@ class HttpSink(OutsideTransaction):
     @override
     def check(self) -> None:
         """Look at Secret and key. The receiver itself is asked when there is something to post."""
-        if self._key.column not in (None, "partition_key"):
-            where = "source.table.columns.partitionKey"
-            raise ConfigurationError(f"target.http sees the key in a column only where {where} names it: do that")
+        check_key(self._key, "http")
         build_tls(_read_secret(self._directory).authority, "http")
 
     @override

@@ -25,6 +25,7 @@ from outbox_worker.targets.librdkafka.producer import KafkaProducer
 from outbox_worker.targets.librdkafka.rounds import Attempt, Rounds
 from outbox_worker.targets.librdkafka.settings import read_broker_settings
 from outbox_worker.targets.librdkafka.transactional_sink import TransactionalKafkaSink
+from outbox_worker.targets.templates import check_key
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,7 +81,7 @@ class KafkaSink(PipelinedTarget):
     @override
     def check(self) -> None:
         """Look at Secret and key. The brokers themselves are asked when there is something to publish."""
-        self._rounds.check_key()
+        check_key(self._rounds.key, "kafka")
         read_broker_settings(self._directory)
 
     @override

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from confluent_kafka import KafkaException
 
-from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
+from outbox_core.errors import HandlerError, OutboxError, TransientError
 from outbox_core.progress.barrier import key_of
 from outbox_core.report import Reason
 from outbox_core.spec import Blocks, Mode, PartitionKey
@@ -151,19 +151,8 @@ class Rounds:
 
         """
         self._delivery = config.delivery
-        self._key = config.delivery.message_key or PartitionKey()
-        self._records = RecordBuilder(topic, self._key, processor_id=config.processor_id, pod=pod)
-
-    def check_key(self) -> None:
-        """Look whether a message's key can be known.
-
-        Raises:
-            ConfigurationError: it is in a column that is not read.
-
-        """
-        if self._key.column not in (None, "partition_key"):
-            where = "source.table.columns.partitionKey"
-            raise ConfigurationError(f"target.kafka sees the key in a column only where {where} names it: do that")
+        self.key = config.delivery.message_key or PartitionKey()
+        self._records = RecordBuilder(topic, self.key, processor_id=config.processor_id, pod=pod)
 
     def send(self, attempt: Attempt, part: list[Message], producer: KafkaProducer) -> Sent:
         """Send the first messages of a part, as many as make a round, and await the answers.
@@ -276,7 +265,7 @@ class Rounds:
         """Return the key that waits when this message fails; None: nothing does."""
         if self._delivery.mode is Mode.COMPETING or self._delivery.blocking is Blocks.NOTHING:
             return None
-        return key_of(message, self._key)
+        return key_of(message, self.key)
 
     def _look_for_blocked(self, message: Message, attempt: Attempt) -> None:
         """Look whether a message waits behind one of its key that failed.

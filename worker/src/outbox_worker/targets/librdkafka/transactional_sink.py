@@ -26,6 +26,7 @@ from outbox_worker.targets.librdkafka.published import Published, Record, Unit
 from outbox_worker.targets.librdkafka.rounds import Attempt, Rounds
 from outbox_worker.targets.librdkafka.settings import read_broker_settings
 from outbox_worker.targets.librdkafka.transaction import TransactionalProducer
+from outbox_worker.targets.templates import check_key
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,7 +83,7 @@ class TransactionalKafkaSink(OutsideTransaction):
     @override
     def check(self) -> None:
         """Look at Secret and key. The brokers themselves are asked when there is an owner."""
-        self._rounds.check_key()
+        check_key(self._rounds.key, "kafka")
         read_broker_settings(self._directory)
 
     @override
