@@ -12,7 +12,8 @@ import pytest
 from outbox_core.config import ProcessorConfig
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
-from outbox_spark.application import fingerprint, load_application
+from outbox_spark.application import load_application
+from outbox_worker.handlers.handler import read_signature
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,13 +82,13 @@ def test_what_is_wrong_is_said(tmp_path, text, target, reason, says):
 
 
 def test_a_module_that_is_mended_is_seen(tmp_path):
-    before = fingerprint(tmp_path)
+    before = read_signature(tmp_path)
     with pytest.raises(ConfigurationError):
         load_application(config(), tmp_path)
     file = tmp_path / "billing_app.py"
     file.write_text("from billing_parts import handle")
     (tmp_path / "billing_parts.py").write_text("def handle(messages, effects): return 'mended'")
-    assert fingerprint(tmp_path) != before
+    assert read_signature(tmp_path) != before
     found = load_application(config(), tmp_path)
     assert found.handle is not None
     assert found.handle(None, None) == "mended"

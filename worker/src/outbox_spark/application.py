@@ -8,19 +8,19 @@ written, with `effects.sql` and `effects.parquet` (effects.py).
 from __future__ import annotations
 
 import importlib
-import sys
 import traceback
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark import cloudpickle
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
+from outbox_worker.handlers.handler import modules_of, prepare_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
     from types import ModuleType
 
     from outbox_core.config import ProcessorConfig
@@ -58,20 +58,8 @@ def load_application(config: ProcessorConfig, handler_path: Path) -> UserApplica
     return found
 
 
-def fingerprint(handler_path: Path) -> str:
-    """Tell one state of the mounted files from another."""
-    try:
-        files = sorted(handler_path.glob("*.py"))
-        return ";".join(f"{file.name}:{(at := file.stat()).st_mtime_ns}:{at.st_size}" for file in files)
-    except OSError:
-        return ""
-
-
 def _import(name: str, handler_path: Path) -> ModuleType:
-    if handler_path.is_dir() and str(handler_path) not in sys.path:
-        sys.path.insert(0, str(handler_path))
-    _forget(handler_path)
-    importlib.invalidate_caches()
+    prepare_import(handler_path)
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -84,7 +72,7 @@ def _import(name: str, handler_path: Path) -> ModuleType:
         raise _broken(name, error) from error
     except Exception as error:
         raise _broken(name, error) from error
-    for loaded in _modules_of(handler_path):
+    for loaded in modules_of(handler_path).values():
         cloudpickle.register_pickle_by_value(loaded)  # type: ignore[no-untyped-call]
     return module
 
@@ -119,17 +107,3 @@ def _check(found: UserApplication, name: str, *, has_target: bool) -> None:
             f"module {name!r} has handle, which says what is written: leave out spec.target, or define transform",
             reason=Reason.HANDLER_INVALID,
         )
-
-
-def _modules_of(handler_path: Path) -> list[ModuleType]:
-    """Return the loaded modules that came from the ConfigMap."""
-    return [
-        module
-        for module in list(sys.modules.values())
-        if (file := getattr(module, "__file__", None)) and Path(file).is_relative_to(handler_path)
-    ]
-
-
-def _forget(handler_path: Path) -> None:
-    for module in _modules_of(handler_path):
-        del sys.modules[module.__name__]

@@ -17,7 +17,7 @@ from outbox_core.ports import InTransaction
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.report import Reason
 from outbox_core.spec import SqlTarget
-from outbox_spark.application import UserApplication, fingerprint, load_application
+from outbox_spark.application import UserApplication, load_application
 from outbox_spark.failure import explain_failure
 from outbox_spark.options import parse_options
 from outbox_spark.reader import RangeReader
@@ -29,6 +29,7 @@ from outbox_spark.streaming.query import QueryRun
 from outbox_spark.streaming.resume import Resume, decide_resume
 from outbox_spark.writing.files import FileArea
 from outbox_spark.writing.staging import StagingArea
+from outbox_worker.handlers.handler import read_signature
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.errors import translated
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from outbox_spark.streaming.handover import PreparedBatch
     from outbox_spark.streaming.resume import ResumeDecision
     from outbox_spark.writing.effects import Effects
+    from outbox_worker.handlers.handler import Signature
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.postgres.transactions.transaction import Transaction
@@ -93,7 +95,7 @@ class SparkPipeline(InTransaction):
         self._handler = handler
         self._sessions = sessions
         self._application = UserApplication()
-        self._seen = ""
+        self._seen: Signature = ()
         self._run: QueryRun | None = None
         self._prepared: PreparedBatch | None = None
         self._has_prepared = False
@@ -125,7 +127,7 @@ class SparkPipeline(InTransaction):
 
     @override
     def changed(self) -> bool:
-        return fingerprint(self._handler) != self._seen
+        return read_signature(self._handler) != self._seen
 
     @override
     def close(self) -> None:
@@ -277,7 +279,7 @@ class SparkPipeline(InTransaction):
             raise SystemExit("the driver's JVM is gone")
 
     def _load_application(self) -> None:
-        self._seen = fingerprint(self._handler)
+        self._seen = read_signature(self._handler)
         self._application = load_application(self._config, self._handler)
 
     def _directory(self, connection: Connection, stored: Checkpoint, *, stateful: bool) -> QueryDirectory:

@@ -30,21 +30,51 @@ _DETAIL: Final = 1500
 _FRAMES: Final = 12
 _LOOK: Final = 0.02
 """Seconds: parts of a batch are handled faster than that, and the files are not looked at for each of them."""
-_Signature = tuple[tuple[str, int, int, int], ...]
+Signature = tuple[tuple[str, int, int, int], ...]
+
+
+def read_signature(directory: Path) -> Signature:
+    """Size, time and inode of each file: a ConfigMap's update replaces the directory they are in."""
+    found = []
+    for path in sorted(directory.rglob("*.py")):
+        try:
+            status = path.stat()
+        except OSError:
+            continue  # it is being replaced at this moment: the next look tells
+        found.append((str(path), status.st_mtime_ns, status.st_size, status.st_ino))
+    return tuple(found)
+
+
+def modules_of(directory: Path) -> dict[str, ModuleType]:
+    """Return the loaded modules that came from the directory."""
+    home = directory.resolve()
+    return {
+        name: module
+        for name, module in list(sys.modules.items())
+        if (file := getattr(module, "__file__", None))
+        and (Path(file).is_relative_to(directory) or Path(file).resolve().is_relative_to(home))
+    }
+
+
+def prepare_import(directory: Path) -> None:
+    """Put the directory on the path, and have all that came from it read again: helpers beside the handler too."""
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
+    for name in modules_of(directory):
+        del sys.modules[name]
+    importlib.invalidate_caches()
 
 
 class HandlerModule:
     """A function that is imported when it is needed, and again when a file beside it changed."""
 
     def __init__(self, target: PythonTarget, directory: Path) -> None:
-        """Put the ConfigMap's directory on the path; nothing is imported yet."""
+        """Keep where the ConfigMap's files are; nothing is imported yet."""
         self._target = target
         self._directory = directory
-        self._seen: _Signature | None = None
+        self._seen: Signature | None = None
         self._asked = 0.0
         self._function: Callable[..., Any] | None = None
-        if str(directory) not in sys.path:
-            sys.path.insert(0, str(directory))
 
     @property
     def name(self) -> str:
@@ -53,7 +83,7 @@ class HandlerModule:
 
     def changed(self) -> bool:
         """Say whether a file changed since the function was last imported, or tried to be."""
-        return self._seen is not None and self._signature() != self._seen
+        return self._seen is not None and read_signature(self._directory) != self._seen
 
     def function(self) -> Callable[..., Any]:
         """Return the function, imported anew if a file changed: looked at when it was not asked for a moment ago.
@@ -67,31 +97,11 @@ class HandlerModule:
             return self._function
         self._asked = now
         if self._function is None or self.changed():
-            self._seen = self._signature()
+            self._seen = read_signature(self._directory)
             self._function = None
-            self._forget()
+            prepare_import(self._directory)
             self._function = self._import()
         return self._function
-
-    def _signature(self) -> _Signature:
-        """Size, time and inode of each file: a ConfigMap's update replaces the directory they are in."""
-        found = []
-        for path in sorted(self._directory.rglob("*.py")):
-            try:
-                status = path.stat()
-            except OSError:
-                continue  # it is being replaced at this moment: the next look tells
-            found.append((str(path), status.st_mtime_ns, status.st_size, status.st_ino))
-        return tuple(found)
-
-    def _forget(self) -> None:
-        """Drop every module that came from the directory, so that helpers beside the handler are read again too."""
-        home = self._directory.resolve()
-        for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None)
-            if file and (Path(file).is_relative_to(self._directory) or Path(file).resolve().is_relative_to(home)):
-                del sys.modules[name]
-        importlib.invalidate_caches()
 
     def _import(self) -> Callable[..., Any]:
         module = self._import_module()
