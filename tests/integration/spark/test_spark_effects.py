@@ -49,7 +49,7 @@ def notebook() -> Iterator[Any]:
 
 def staging(database: Database, epoch: int = 1) -> StagingArea:
     files = database.files()
-    return StagingArea(files, files.directory, "outbox", "orders", epoch)
+    return StagingArea(files, "outbox", "orders", epoch)
 
 
 def fail_the_first_attempt(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -68,7 +68,7 @@ def test_only_the_attempts_that_spark_counts_are_merged(notebook, database):
     assert staged.rows == 1000
     assert len(staged.attempts) == 2
     # One that Spark never heard of again after it had loaded its rows.
-    copy_rows(str(database.files().directory), staged.table, iter([pa.RecordBatch.from_pydict({"id": [1, 2, 3]})]))
+    copy_rows(database.files(), staged.table, iter([pa.RecordBatch.from_pydict({"id": [1, 2, 3]})]))
     look = database.direct()
     assert sorted(row[0] for row in look.execute(staged.relation()).fetchall()) == list(range(1000))
     (everything,) = look.execute(f"SELECT count(*) FROM outbox.{staged.table.name}").fetchone()
@@ -105,7 +105,7 @@ def test_a_later_epoch_drops_the_tables_so_that_strays_of_an_earlier_one_fail(no
     assert staging(database, 2).sweep() == 1
     stray = iter([pa.RecordBatch.from_pydict({"id": [1]})])
     with pytest.raises(ConfigurationError, match=staged.table.name):
-        copy_rows(str(database.files().directory), staged.table, stray)
+        copy_rows(database.files(), staged.table, stray)
 
 
 def test_what_a_failed_attempt_staged_goes_with_the_next_query_and_a_reader_stops_nobody(notebook, database):
@@ -179,7 +179,7 @@ def test_the_grants_that_the_page_lists_are_enough(notebook, database, tmp_path)
         assert block is not None
         database.direct().execute(block[1])
     secret = database.files("processor")
-    staged = StagingArea(secret, secret.directory, "outbox", "orders", 1).load(notebook.range(3))
+    staged = StagingArea(secret, "outbox", "orders", 1).load(notebook.range(3))
     files = FileArea(secret, "outbox", "orders", 1)
     key = ProcessorKey("outbox", "orders")
     with secret.connect("test", autocommit=False) as connection:
@@ -190,7 +190,7 @@ def test_the_grants_that_the_page_lists_are_enough(notebook, database, tmp_path)
         files.list_in(connection, files.write(notebook.range(0, 3, numPartitions=1), tmp_path, WHOLE))
         connection.commit()
     assert files.roll_forward() == 1
-    assert StagingArea(secret, secret.directory, "outbox", "orders", 2).sweep() == 1
+    assert StagingArea(secret, "outbox", "orders", 2).sweep() == 1
 
 
 def test_a_person_who_rewinds_says_where_state_is_built_from(database):

@@ -196,6 +196,7 @@ def test_every_text_is_read_as_it_was_written(database):
 
 WITHOUT_PANDAS = """
 import sys
+from pathlib import Path
 
 from outbox_core.progress.checkpoint import BEGINNING
 from outbox_spark.offsets import OffsetRange
@@ -203,11 +204,12 @@ from outbox_spark.options import parse_options
 from outbox_spark.planning import OutboxStreamReader
 from outbox_spark.reader import RangeReader
 from outbox_spark.writing.staging import StagingTable, copy_rows
+from outbox_worker.postgres.connection import ConnectionFiles
 
 reader = RangeReader(parse_options({"connection": sys.argv[1]}))
 pages = reader.read(OffsetRange(BEGINNING, reader.fetch_settled()))
 table = StagingTable("public", "staged", ("message_type", "data"))
-done = copy_rows(sys.argv[1], table, (page.select(table.columns) for page in pages))
+done = copy_rows(ConnectionFiles(Path(sys.argv[1])), table, (page.select(table.columns) for page in pages))
 assert "pandas" not in sys.modules
 assert done.column("loaded")[0].as_py() == 1
 """

@@ -23,9 +23,7 @@ FILES = ConnectionFiles(Path("/nowhere"))
 
 
 def effects() -> Effects:
-    return Effects(
-        StagingArea(FILES, Path("/nowhere"), "outbox", "orders", 1), FileArea(FILES, "outbox", "orders", 1), WHOLE
-    )
+    return Effects(StagingArea(FILES, "outbox", "orders", 1), FileArea(FILES, "outbox", "orders", 1), WHOLE)
 
 
 def test_a_batch_is_known_by_its_range():

@@ -167,7 +167,7 @@ class SparkPipeline(InTransaction):
         self._load_application()
         session = self._sessions.get()
         files = FileArea(self._files, self._key.schema, self._key.processor_id, epoch)
-        staging = StagingArea(self._files, self._source, self._key.schema, self._key.processor_id, epoch)
+        staging = StagingArea(self._files, self._key.schema, self._key.processor_id, epoch)
         moved, dropped = files.roll_forward(), staging.sweep()
         builder = StreamBuilder(session, self._config, self._source, self._application)
         try:

@@ -31,17 +31,15 @@ from outbox_core.errors import TransientError
 from outbox_core.report import Reason
 from outbox_spark.columns import is_nested, staging_columns
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.errors import translate, translated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructField
 
-    from outbox_worker.postgres.connection import Connection
+    from outbox_worker.postgres.connection import Connection, ConnectionFiles
 
 _APPLICATION_NAME: Final = "outbox-spark-staging"
 _log = get_logger("outbox.spark.staging")
@@ -90,19 +88,9 @@ class Staged:
 class StagingArea:
     """The staging tables of one owner; used by the driver."""
 
-    def __init__(self, files: ConnectionFiles, directory: Path, schema: str, processor_id: str, epoch: int) -> None:
-        """Remember whose tables they are; create nothing.
-
-        Args:
-            files: connections of the driver.
-            directory: the same connection's files as executors find them.
-            schema: where staging tables are created.
-            processor_id: whose rows they hold.
-            epoch: of the owner; the first half of every row's tag.
-
-        """
+    def __init__(self, files: ConnectionFiles, schema: str, processor_id: str, epoch: int) -> None:
+        """Remember whose tables they are; create nothing. `files` are at the same path on driver and executors."""
         self._files = files
-        self._directory = directory
         self._schema = schema
         self._processor_id = processor_id
         self._epoch = epoch
@@ -119,7 +107,7 @@ class StagingArea:
         """
         table = self._ensure(staging_columns(rows.schema))
         prepared = rows.select(*(_prepared(field) for field in rows.schema.fields))
-        copy = _copier(str(self._directory), table)
+        copy = _copier(self._files, table)
         done = prepared.mapInArrow(copy, "attempt string, loaded long").collect()
         staged = Staged(table, tuple(row.attempt for row in done if row.loaded), sum(row.loaded for row in done))
         if staged.rows >= _ANALYZE_FROM_ROWS:
@@ -221,22 +209,22 @@ def _type(name: str) -> sql.SQL:
     return sql.SQL(cast("Any", name))  # from columns.py's closed list
 
 
-def _copier(directory: str, table: StagingTable) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _copier(
+    files: ConnectionFiles, table: StagingTable
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Make the function that a task runs; it carries a path and a name, never a secret."""
 
     def copy(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield copy_rows(directory, table, batches)
+        yield copy_rows(files, table, batches)
 
     return copy
 
 
-def copy_rows(directory: str, table: StagingTable, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
+def copy_rows(files: ConnectionFiles, table: StagingTable, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
     """Copy one task's rows under a new attempt and return the attempt and their number; runs on an executor.
 
     Every chunk is rendered before its transaction begins: computing the rows takes no transaction id.
     """
-    from pathlib import Path
-
     attempt, loaded = str(uuid.uuid4()), 0
     statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(
         table.identifier, sql.SQL(", ").join(sql.Identifier(name) for name in (_ATTEMPT, *table.columns))
@@ -247,7 +235,7 @@ def copy_rows(directory: str, table: StagingTable, batches: Iterator[pa.RecordBa
             for start in range(0, batch.num_rows, _CHUNK_ROWS):
                 chunk = batch.slice(start, _CHUNK_ROWS)
                 text = to_csv(chunk, attempt)
-                connection = connection or ConnectionFiles(Path(directory)).connect(_APPLICATION_NAME, autocommit=True)
+                connection = connection or files.connect(_APPLICATION_NAME, autocommit=True)
                 with connection.cursor() as cursor, cursor.copy(statement) as copying:
                     copying.write(text)
                 loaded += chunk.num_rows
