@@ -34,15 +34,7 @@ class StreamBuilder:
     def __init__(
         self, session: SparkSession, config: ProcessorConfig, directory: Path, application: UserApplication
     ) -> None:
-        """Keep the parts.
-
-        Args:
-            session: where `outbox` is registered.
-            config: the processor's.
-            directory: connection files, at the same path on driver and executors.
-            application: the user's.
-
-        """
+        """Keep the parts; `directory` has connection files, at the same path on driver and executors."""
         self._session = session
         self._config = config
         self._directory = directory

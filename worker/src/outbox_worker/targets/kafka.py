@@ -63,12 +63,8 @@ class KafkaSink(PipelinedTarget):
     def __init__(self, target: KafkaTarget, directory: Path, config: ProcessorConfig, pod: str) -> None:
         """Keep the settings; nothing is opened.
 
-        Args:
-            target: the resource's words.
-            directory: the mounted Secret of `target.connection`.
-            config: the processor's, for its name, key and time limits.
-            pod: who publishes, named in headers: a receiver can tell whose a duplicate was.
-
+        `directory` is the mounted Secret of `target.connection`; `pod` is named in headers, so that a receiver can tell
+        whose a duplicate was.
         """
         self._directory = directory
         self._timeout = config.delivery.timeout.total_seconds()

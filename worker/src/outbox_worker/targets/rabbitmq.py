@@ -68,12 +68,8 @@ class RabbitmqSink(PipelinedTarget):
     def __init__(self, target: RabbitmqTarget, directory: Path, config: ProcessorConfig, pod: str) -> None:
         """Keep the settings; nothing is opened.
 
-        Args:
-            target: the resource's words.
-            directory: the mounted Secret of `target.connection`.
-            config: the processor's, for its name and time limit.
-            pod: who publishes, named in headers: a receiver can tell whose a duplicate was.
-
+        `directory` is the mounted Secret of `target.connection`; `pod` is named in headers, so that a receiver can tell
+        whose a duplicate was.
         """
         self._target = target
         self._directory = directory

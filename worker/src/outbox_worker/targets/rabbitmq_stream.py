@@ -67,12 +67,8 @@ class RabbitmqStreamSink(OutsideTransaction):
     def __init__(self, target: RabbitmqStreamTarget, directory: Path, config: ProcessorConfig, pod: str) -> None:
         """Keep the settings; nothing is opened.
 
-        Args:
-            target: the resource's words.
-            directory: the mounted Secret of `target.connection`.
-            config: the processor's, for its name, time limit and what a message that fails blocks.
-            pod: who publishes, named in application properties: a receiver can tell whose a duplicate was.
-
+        `directory` is the mounted Secret of `target.connection`; `pod` is named in application properties, so that a
+        receiver can tell whose a duplicate was.
         """
         self._stream = target.stream
         self._directory = directory

@@ -68,14 +68,7 @@ class MessageEncoder:
     """Encodes the messages of one processor."""
 
     def __init__(self, target: RabbitmqTarget, *, processor_id: str, pod: str) -> None:
-        """Prepare what is the same in every message.
-
-        Args:
-            target: exchange, routing key, and how messages are kept.
-            processor_id: header `x-outbox-processor`.
-            pod: header `x-outbox-pod`.
-
-        """
+        """Prepare what is the same in every message: headers `x-outbox-processor` and `x-outbox-pod` among it."""
         self._target = target
         places = set(PLACEHOLDER.findall(target.routing_key))
         self._fixed = None if places else self._encode_method(target.routing_key)

@@ -142,14 +142,7 @@ class Rounds:
     """Sends the messages of one processor."""
 
     def __init__(self, topic: str, config: ProcessorConfig, pod: str) -> None:
-        """Keep what decides about a message's record, and what waits behind one that fails.
-
-        Args:
-            topic: the resource's template.
-            config: the processor's, for its name and key.
-            pod: who publishes, named in headers: a receiver can tell whose a duplicate was.
-
-        """
+        """Keep what decides about a message's record, and what waits behind one that fails; `topic` is a template."""
         self._delivery = config.delivery
         self.key = config.delivery.message_key or PartitionKey()
         self._records = RecordBuilder(topic, self.key, processor_id=config.processor_id, pod=pod)

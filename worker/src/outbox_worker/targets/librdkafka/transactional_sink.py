@@ -54,15 +54,7 @@ class TransactionalKafkaSink(OutsideTransaction):
     """Publisher of one processor: a producer for each partition that this process owns."""
 
     def __init__(self, target: KafkaTarget, directory: Path, config: ProcessorConfig, pod: str) -> None:
-        """Keep the settings; nothing is opened.
-
-        Args:
-            target: the resource's words.
-            directory: the mounted Secret of `target.connection`.
-            config: the processor's, for its name, key and time limits.
-            pod: who publishes, named in headers.
-
-        """
+        """Keep the settings, as `outbox_worker.targets.kafka.KafkaSink` does; nothing is opened."""
         self._directory, self._processor_id = directory, config.processor_id
         self._name = f"outbox {config.processor_id} {pod}"
         self._timeout = config.delivery.timeout.total_seconds()
