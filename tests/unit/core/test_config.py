@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from outbox_core.config import ProcessorConfig, Resolution, ResolutionAction
 from outbox_core.report import Conflict, ConflictSummary, Reason, Report, ResourceRef, WorkerState
-from outbox_core.spec import Cursor, Engine, Guarantee, Source, Target, format_duration, parse_duration
-from outbox_core.spec.base import format_bytes, parse_bytes
+from outbox_core.spec import Cursor, Engine, Guarantee, Source, Target, format_duration
+from outbox_core.spec.base import format_bytes, parse_bytes, parse_duration
 
 RESOURCE = ResourceRef(cluster="east", namespace="shop", name="orders", uid="u-1")
 SOURCE = Source.model_validate({"connection": {"secretRef": {"name": "db"}}})

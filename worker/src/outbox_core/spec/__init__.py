@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from outbox_core.spec.base import (
     Connection,
-    Duration,
     Engine,
     ObjectName,
     ObjectRef,
     ProcessorId,
     SpecModel,
-    SqlIdentifier,
     format_duration,
-    parse_duration,
     read_other_version,
 )
 from outbox_core.spec.competing import Competing
@@ -44,11 +41,10 @@ from outbox_core.spec.source import (
     StartType,
     Table,
 )
-from outbox_core.spec.spark import Application, SparkPlan, Trigger
+from outbox_core.spec.spark import SparkPlan
 from outbox_core.spec.target import (
     TARGETS,
     LogTarget,
-    ParquetTarget,
     PythonTarget,
     RabbitmqStreamTarget,
     RabbitmqTarget,
@@ -60,7 +56,6 @@ from outbox_core.spec.target import (
 __all__ = [
     "DEFAULT_CURSOR",
     "TARGETS",
-    "Application",
     "Blocks",
     "CheckpointTime",
     "CircuitBreaker",
@@ -69,14 +64,12 @@ __all__ = [
     "Connection",
     "Cursor",
     "Delivery",
-    "Duration",
     "Engine",
     "Guarantee",
     "LogTarget",
     "Mode",
     "ObjectName",
     "ObjectRef",
-    "ParquetTarget",
     "PartitionKey",
     "Partitions",
     "ProcessorId",
@@ -90,16 +83,13 @@ __all__ = [
     "Source",
     "SparkPlan",
     "SpecModel",
-    "SqlIdentifier",
     "SqlTarget",
     "StartFrom",
     "StartType",
     "Table",
     "Target",
     "TargetKind",
-    "Trigger",
     "WhenExhausted",
     "format_duration",
-    "parse_duration",
     "read_other_version",
 ]
