@@ -5,7 +5,6 @@ Random numbers are passed in, so a decision can be tabulated. Units are seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
@@ -60,20 +59,6 @@ def classify_error(error: OutboxError, retry: Retry) -> ErrorKind:
     return ErrorKind.ATTEMPT if ours else ErrorKind.OUTSIDE
 
 
-@dataclass(frozen=True, slots=True)
-class RetryDecision:
-    """What to do about a batch that failed.
-
-    Attributes:
-        stop: attempts ran out; `delay` means nothing then.
-        delay: seconds until the next attempt.
-
-    """
-
-    stop: bool
-    delay: float
-
-
 def backoff(failures: int, *, initial: float, ceiling: float, jitter: float, chance: float) -> float:
     """Seconds to wait after the given number of failures in a row.
 
@@ -93,13 +78,15 @@ def backoff(failures: int, *, initial: float, ceiling: float, jitter: float, cha
     return wait * (1.0 - jitter * chance)
 
 
-def decide_retry(attempt: int, retry: Retry, chance: float, error: OutboxError | None = None) -> RetryDecision:
-    """Decide about a message whose attempt number `attempt` (from 1) just failed, with `error` where it matters.
+def decide_retry(attempt: int, retry: Retry, chance: float, error: OutboxError) -> float | None:
+    """Decide after how many seconds a message is tried again whose attempt number `attempt` (from 1) just failed.
 
-    Who failed may ask for a longer wait than the backoff; it is given, up to `LONGEST_ASKED`.
+    Who failed may ask for a longer wait than the backoff; it is given, up to `LONGEST_ASKED`. None: it is not tried
+    again. Its attempts ran out, the error is hopeless, or the message killed too many processes.
     """
-    if attempt >= retry.max_attempts or (error is not None and classify_error(error, retry) is ErrorKind.HOPELESS):
-        return RetryDecision(stop=True, delay=0.0)
+    hopeless = error.reason is Reason.PROCESS_KILLED or classify_error(error, retry) is ErrorKind.HOPELESS
+    if hopeless or attempt >= retry.max_attempts:
+        return None
     delay = backoff(
         attempt,
         initial=retry.initial_backoff.total_seconds(),
@@ -107,7 +94,7 @@ def decide_retry(attempt: int, retry: Retry, chance: float, error: OutboxError |
         jitter=retry.jitter,
         chance=chance,
     )
-    return RetryDecision(stop=False, delay=max(delay, _asked_wait(error)))
+    return max(delay, _asked_wait(error))
 
 
 def _asked_wait(error: OutboxError | None) -> float:

@@ -61,9 +61,9 @@ def choose_priority(heads: Mapping[int, datetime], ageing: timedelta) -> int:
 
 def judge(attempts: int, error: OutboxError, settings: Retry, when_exhausted: WhenExhausted, chance: float) -> Verdict:
     """Say what becomes of a message that failed with `error`, for the `attempts`-th time."""
-    decision = retry.decide_retry(attempts, settings, chance, error)
-    if not decision.stop and not failing.is_given_up(error):
-        return Verdict(Action.RETRY, attempts, decision.delay)
+    delay = retry.decide_retry(attempts, settings, chance, error)
+    if delay is not None:
+        return Verdict(Action.RETRY, attempts, delay)
     match when_exhausted:
         case WhenExhausted.STOP:
             return Verdict(Action.STOP, attempts)
@@ -296,13 +296,13 @@ def after_failure(
         said = replace(state, failures=0, state=WorkerState.RETRYING, reason=error.reason)
         if error.reason in failing.NOBODYS_FAULT:
             attempt = state.attempt + 1
-            decision = retry.decide_retry(attempt, settings, chance, error)
+            delay = retry.decide_retry(attempt, settings, chance, error)
             held = replace(said, attempt=attempt, message=str(error))
-            if decision.stop:
+            if delay is None:
                 return _after_deferral(
                     replace(held, failure=error), outcomes.Deferred(Verdict(Action.STOP, attempt)), now
                 )
-            return replace(held, step=Step.FETCH, due=now + decision.delay)
+            return replace(held, step=Step.FETCH, due=now + delay)
         if batch.matched_count > 1:
             looking = f"{error}; looking for the message among {batch.matched_count}"
             said, half = replace(said, due=now, message=looking, attempt=1), batch.matched_count // 2

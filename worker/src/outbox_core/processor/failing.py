@@ -94,10 +94,10 @@ def decide_verdict(error: OutboxError, attempt: int, delivery: Delivery, chance:
 
     Only for held messages: one that blocks its partition is held when its attempts ran out, no earlier.
     """
-    decision = retry.decide_retry(attempt, delivery.retry, chance, error)
-    if is_given_up(error) or decision.stop:
+    delay = retry.decide_retry(attempt, delivery.retry, chance, error)
+    if delay is None:
         return decide_end(error, attempt, delivery)
-    return _verdict(Action.HOLD, error, attempt, delivery, wait=decision.delay)
+    return _verdict(Action.HOLD, error, attempt, delivery, wait=delay)
 
 
 def decide_passed_verdict(error: OutboxError, attempt: int, delivery: Delivery, chance: float) -> Verdict:
@@ -143,11 +143,6 @@ def build_poison_error(crash_count: int) -> HandlerError:
         "its memory, or crashed; it is not tried again until the resource or the handler is changed",
         reason=Reason.PROCESS_KILLED,
     )
-
-
-def is_given_up(error: OutboxError) -> bool:
-    """Say whether a message is not to be tried again, although attempts are left: it killed too many processes."""
-    return error.reason is Reason.PROCESS_KILLED
 
 
 def _verdict(

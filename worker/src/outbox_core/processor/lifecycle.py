@@ -375,11 +375,9 @@ def _after_attempt(
     if (verdict := stopping.decide_given_up(state, failed)) is not None:
         pass
     elif delivery.blocking is Blocks.PARTITION or nobodys:
-        decision = retry.decide_retry(attempt, delivery.retry, chance, error)
-        if not decision.stop and not failing.is_given_up(error):
-            return replace(
-                state, step=Step.FETCH, due=now + decision.delay, batch=None, state=WorkerState.RETRYING
-            )  # fmt: skip
+        delay = retry.decide_retry(attempt, delivery.retry, chance, error)
+        if delay is not None:
+            return replace(state, step=Step.FETCH, due=now + delay, batch=None, state=WorkerState.RETRYING)
         verdict = None if nobodys else failing.decide_end(error, attempt, delivery)
     else:
         verdict = failing.decide_verdict(error, attempt, delivery, chance)
