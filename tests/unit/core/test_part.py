@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_core.message import Batch, Held
-from outbox_core.part import Place, Places, sort_tried, take_part
+from outbox_core.part import Place, Places, find_waiting, take_part
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot_range import Plan, SnapshotRange
 
@@ -13,12 +13,10 @@ KEYS = ("a", "b", "a", "c", "b", "a")
 
 
 def test_those_of_a_key_wait_behind_the_first_that_failed():
-    assert sort_tried(KEYS, 6, [2, 4], blocks=True) == sort_tried(KEYS, 6, {2, 4}, blocks=True)
-    found = sort_tried(KEYS, 6, [2], blocks=True)
-    assert (found.handled, found.waiting) == ((0, 1, 3, 4), (5,))
-    found = sort_tried(KEYS, 6, [2], blocks=False)
-    assert (found.handled, found.waiting) == ((0, 1, 3, 4, 5), ())
-    assert sort_tried(KEYS, 3, [2], blocks=True).handled == (0, 1)
+    assert find_waiting(KEYS, 6, {2}) == (5,)
+    assert find_waiting(KEYS, 6, {0, 4}) == (2, 5)
+    assert find_waiting(KEYS, 6, {0, 2, 1}) == (4, 5)
+    assert find_waiting(KEYS, 5, {2}) == find_waiting(KEYS, 6, set()) == ()
 
 
 def pairs(*numbers):

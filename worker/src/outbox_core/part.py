@@ -76,32 +76,19 @@ class Places:
         return (self[number] for number in range(len(self)))
 
 
-@dataclass(frozen=True, slots=True)
-class Sorted:
-    """What became of the messages of a batch that were tried, as their numbers in it."""
-
-    handled: tuple[int, ...]
-    waiting: tuple[int, ...]
-    """Not tried, because one of their key before them failed."""
-
-
-def sort_tried(keys: Sequence[str], tried: int, refused: Collection[int], *, blocks: bool) -> Sorted:
-    """Sort the first `tried` messages of a batch.
+def find_waiting(keys: Sequence[str], tried: int, refused: Collection[int]) -> tuple[int, ...]:
+    """Return the numbers of a batch's messages, among its first `tried`, that wait behind one of their key that failed.
 
     Args:
         keys: of all its messages, in order.
         tried: how many of them.
-        refused: the numbers of those that failed alone.
-        blocks: later messages of a key wait behind one that failed.
+        refused: the numbers of those that failed alone; fast to look up.
 
     """
-    failed = set(refused)
     first: dict[str, int] = {}
-    for number in sorted(failed) if blocks else ():
+    for number in sorted(refused):
         first.setdefault(keys[number], number)
-    behind = [n for n in range(tried) if keys[n] in first and n > first[keys[n]] and n not in failed] if first else []
-    out = failed.union(behind)
-    return Sorted(tuple([number for number in range(tried) if number not in out]), tuple(behind))
+    return tuple([n for n in range(tried) if n > first.get(keys[n], n) and n not in refused]) if first else ()
 
 
 def take_part(batch: Batch, places: Places, begin: int, end: int, without: Collection[int] = ()) -> Batch:

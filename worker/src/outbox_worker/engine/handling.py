@@ -18,10 +18,11 @@ from outbox_core.errors import MessagesFailedError, OutboxError, TransientError
 from outbox_core.part import take_part
 from outbox_core.processor import failing, outcomes
 from outbox_core.processor.failing import HELD_CRASHES, Failure, build_poison_error
+from outbox_core.processor.isolation import Search, search_failed
 from outbox_core.processor.state import batch_of, lease_of
 from outbox_core.report import Reason
 from outbox_core.spec import Blocks, Guarantee
-from outbox_worker.engine.parts import Parts, begin_search, decide_failures, find_blamed
+from outbox_worker.engine.parts import Parts, decide_failures, find_blamed
 from outbox_worker.engine.pipeline import Pipeline
 from outbox_worker.postgres.errors import DatabaseError
 from outbox_worker.postgres.transactions.savepoints import isolate
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from outbox_core.message import Batch
     from outbox_core.ports import Feed, Settle
-    from outbox_core.processor.isolation import Search
     from outbox_core.processor.state import ProcessorState
     from outbox_worker.engine.effects import Effects
     from outbox_worker.engine.steps import StepContext
@@ -227,10 +227,10 @@ class Handling:
 
         def effects(transaction: Transaction) -> Reached:
             nonlocal failed
-            self._try_parts(transaction, parts, begin_search(len(parts.places), state.block), FRESH_SECONDS)
+            self._try_parts(transaction, parts, state.block, FRESH_SECONDS)
             failed = parts.failures(self._delivery)
             reached = replace(request, new=parts.done().examined) if request else None
-            return Reached(reached, len(parts.sorted.handled))
+            return Reached(reached, parts.handled)
 
         def keep(connection: Connection) -> outcomes.StepOutcome | None:
             return settle(connection, parts.done(), failed)
@@ -240,9 +240,8 @@ class Handling:
         outcome = self._runner.run(self._target.connection(), lease.epoch, request, effects, keep if one else None)
         if not isinstance(outcome, outcomes.Stored):
             return outcome
-        handled = len(parts.sorted.handled)
-        done = replace(parts.done(), matched_count=handled)
-        return outcomes.Isolated(done, failed, handled, parts.next_block, stored=one)
+        done = replace(parts.done(), matched_count=parts.handled)
+        return outcomes.Isolated(done, failed, parts.handled, parts.next_block, stored=one)
 
     def _isolate_held(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
         lease, connection = lease_of(state), self._target.connection()
@@ -252,9 +251,9 @@ class Handling:
 
         def effects(transaction: Transaction) -> int:
             nonlocal failed
-            self._try_parts(transaction, parts, begin_search(len(parts.places), state.held_block), HELD_SECONDS)
+            self._try_parts(transaction, parts, state.held_block, HELD_SECONDS)
             failed = parts.failures(self._delivery)
-            return len(parts.sorted.handled)
+            return parts.handled
 
         def finish(connection: Connection) -> outcomes.StepOutcome | None:
             return settle(connection, parts.done(), failed)
@@ -270,7 +269,7 @@ class Handling:
         if not isinstance(outcome, outcomes.Stored):
             return outcome
         more = parts.tried < len(parts.places)
-        return outcomes.HeldSorted(len(parts.sorted.handled), failed, parts.next_block, more=more)
+        return outcomes.HeldSorted(parts.handled, failed, parts.next_block, more=more)
 
     def _sort_named(self, state: ProcessorState, batch: Batch, error: MessagesFailedError) -> outcomes.StepOutcome:
         """The target took all of a fresh batch but what it names: that is held with the checkpoint, which passes all.
@@ -316,17 +315,21 @@ class Handling:
     def _are_refusals(self, error: MessagesFailedError) -> bool:
         return all(failing.is_refusal(each, self._delivery.retry) for each in error.failed.values())
 
-    def _try_parts(self, transaction: Transaction, parts: Parts, search: Search, seconds: float) -> None:
-        """Handle the batch in parts; what no message is to blame for is raised."""
+    def _try_parts(self, transaction: Transaction, parts: Parts, block: int | None, seconds: float) -> None:
+        """Handle the batch in parts; what no message is to blame for is raised.
+
+        `block`: most messages to try at once at first, as the last batches taught; None: all of it failed.
+        """
         target, settings = self._effects.inside, self._delivery.retry
         unmarked = replace(transaction, mark=None)
         connection, count = transaction.connection, len(parts.places)
+        first = search_failed(count) if block is None else Search(count, block)
         until = time.monotonic() + min(seconds, self._part_seconds)
         left = max(0.0, until - time.monotonic())
         find_all = self._effects.open_search(transaction, parts.batch, parts.places, left, blocks=parts.blocks)
 
         def handle(begin: int, end: int) -> None:
-            part = take_part(parts.batch, parts.places, begin, end, parts.waiting(begin, end))
+            part = take_part(parts.batch, parts.places, begin, end, parts.find_blocked(begin, end))
             if part.matched_count:
                 target.handle(unmarked, part)
 
@@ -336,8 +339,8 @@ class Handling:
 
         def run() -> Isolated:
             return isolate(
-                connection, search, handle, lambda error: failing.is_refusal(error, settings), is_enough,
-                None if find_all is None else lambda search, most: find_all(search, parts.waiting(0, count), most),
+                connection, first, handle, lambda error: failing.is_refusal(error, settings), is_enough,
+                None if find_all is None else lambda search, most: find_all(search, parts.find_blocked(0, count), most),
             )  # fmt: skip
 
         parts.end(self._effects.limited(connection, run))

@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from outbox_core.message import Held
-from outbox_core.part import Place, Places, Sorted, sort_tried, take_part
+from outbox_core.part import Place, Places, find_waiting, take_part
 from outbox_core.processor import failing
 from outbox_core.processor.failing import Failure
-from outbox_core.processor.isolation import Search, search_failed
 from outbox_core.spec import Blocks
 
 if TYPE_CHECKING:
@@ -31,16 +30,16 @@ class Parts:
     def __init__(self, batch: Batch, places: Places, *, blocks: bool) -> None:
         self.batch = batch
         self.places = places
-        self.sorted = Sorted((), ())
         self.refused: dict[int, OutboxError] = {}
-        self.tried = 0
+        self.tried = self.handled = 0
         self.next_block = 1
         self.blocks = blocks
         self._keys = places.keys
         self._blocked: set[str] = set()
         self._noted = 0
+        self._waiting: tuple[int, ...] = ()
 
-    def waiting(self, begin: int, end: int) -> frozenset[int]:
+    def find_blocked(self, begin: int, end: int) -> frozenset[int]:
         """Return which of these wait behind one of their key that failed."""
         if not self._blocked:
             return frozenset()
@@ -56,7 +55,8 @@ class Parts:
         """Keep what came of it."""
         self.refused = {each.index: each.error for each in found.refused}
         self.tried, self.next_block = found.at, found.next_block
-        self.sorted = sort_tried(self._keys, found.at, self.refused, blocks=self.blocks)
+        self._waiting = find_waiting(self._keys, found.at, self.refused) if self.blocks else ()
+        self.handled = found.at - len(self.refused) - len(self._waiting)
 
     def failures(self, delivery: Delivery) -> tuple[Failure, ...]:
         """Say what becomes of each message that failed."""
@@ -65,7 +65,7 @@ class Parts:
 
     def done(self) -> Batch:
         """Return the part of the batch that was tried; what waits behind a message that failed is excluded."""
-        return take_part(self.batch, self.places, 0, self.tried, {*self.sorted.waiting})
+        return take_part(self.batch, self.places, 0, self.tried, {*self._waiting})
 
 
 def decide_failures(failed: Sequence[tuple[Place | Held, OutboxError]], delivery: Delivery) -> tuple[Failure, ...]:
@@ -86,8 +86,3 @@ def find_blamed(named: Sequence[_Keyed], blocks: Blocks) -> list[_Keyed]:
     """Return which of the named messages failed: of a key that blocks the first; others wait behind it, untried."""
     first = {each.key: each for each in reversed(named)}
     return [each for each in named if blocks is Blocks.NOTHING or first[each.key] is each]
-
-
-def begin_search(count: int, block: int | None) -> Search:
-    """Begin with what the last batches taught, or with all of it having failed."""
-    return search_failed(count) if block is None else Search(count, block)
