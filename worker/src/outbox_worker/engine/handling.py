@@ -185,22 +185,25 @@ class Handling:
 
     def _attempt_held(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
         lease, settle = lease_of(state), self._held.settle_with(state, batch)
-
-        def finish(connection: Connection) -> outcomes.StepOutcome | None:
-            return settle(connection, batch, ())
-
         if self._transactional:
-            outcome = self._in_transaction(lease, None, batch, finish)
+            outcome = self._in_transaction(lease, None, batch, lambda connection: settle(connection, batch, ()))
         else:
             try:
                 outcome = self._deliver(state, batch)
             except MessagesFailedError as err:
-                return self._sort_named_held(state, batch, settle, err)
+                return self._sort_named_held(lease, batch, settle, err)
             if isinstance(outcome, outcomes.Rejected):
                 return outcomes.OwnershipLost("the lease went before held messages were handed over")
             if isinstance(outcome, outcomes.Delivered):
-                outcome = self._runner.run(self._target.connection(), lease.epoch, None, None, finish)
+                outcome = self._settle_alone(lease, settle, batch, ())
         return outcomes.HeldHandled(len(batch.held)) if isinstance(outcome, outcomes.Stored) else outcome
+
+    def _settle_alone(
+        self, lease: outcomes.HeldLease, settle: Settle, done: Batch, failed: tuple[Failure, ...]
+    ) -> outcomes.StepOutcome:
+        """Settle held messages in a transaction of their own, once their effects are done."""
+        connection = self._target.connection()
+        return self._runner.run(connection, lease.epoch, None, None, lambda on: settle(on, done, failed))
 
     def fail_held(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Write down what becomes of the held message that failed alone."""
@@ -232,12 +235,10 @@ class Handling:
             reached = replace(request, new=parts.done().examined) if request else None
             return Reached(reached, parts.handled)
 
-        def keep(connection: Connection) -> outcomes.StepOutcome | None:
-            return settle(connection, parts.done(), failed)
-
         if not one and (told := self._fresh.find_loss(state, batch)) is not None:
             return told
-        outcome = self._runner.run(self._target.connection(), lease.epoch, request, effects, keep if one else None)
+        keep: Finish | None = (lambda connection: settle(connection, parts.done(), failed)) if one else None
+        outcome = self._runner.run(self._target.connection(), lease.epoch, request, effects, keep)
         if not isinstance(outcome, outcomes.Stored):
             return outcome
         done = replace(parts.done(), matched_count=parts.handled)
@@ -255,17 +256,16 @@ class Handling:
             failed = parts.failures(self._delivery)
             return parts.handled
 
-        def finish(connection: Connection) -> outcomes.StepOutcome | None:
-            return settle(connection, parts.done(), failed)
-
         if self._transactional:
-            outcome = self._runner.run(connection, lease.epoch, None, effects, finish)
+            outcome = self._runner.run(
+                connection, lease.epoch, None, effects, lambda connection: settle(connection, parts.done(), failed)
+            )
         elif self._fresh.find_loss(state, batch) is not None:
             return outcomes.OwnershipLost("the lease went before held messages were handed over")
         else:
             outcome = self._runner.run(connection, lease.epoch, None, effects)
             if isinstance(outcome, outcomes.Stored):
-                outcome = self._runner.run(connection, lease.epoch, None, None, finish)
+                outcome = self._settle_alone(lease, settle, parts.done(), failed)
         if not isinstance(outcome, outcomes.Stored):
             return outcome
         more = parts.tried < len(parts.places)
@@ -293,7 +293,7 @@ class Handling:
         return outcomes.Isolated(done, failed, count, delivery.batch_limit, stored=False)
 
     def _sort_named_held(
-        self, state: ProcessorState, batch: Batch, settle: Settle, error: MessagesFailedError
+        self, lease: outcomes.HeldLease, batch: Batch, settle: Settle, error: MessagesFailedError
     ) -> outcomes.StepOutcome:
         """The same for held messages: those taken are settled, and those named wait again, in one transaction."""
         if not self._are_refusals(error):
@@ -302,12 +302,7 @@ class Handling:
         refused = [each for each in batch.held if each.checkpoint in error.failed]
         named = find_blamed(refused, self._delivery.blocking)
         failed = decide_failures([(each, error.failed[each.checkpoint]) for each in named], self._delivery)
-        done = replace(batch, held=handled)
-
-        def finish(connection: Connection) -> outcomes.StepOutcome | None:
-            return settle(connection, done, failed)
-
-        outcome = self._runner.run(self._target.connection(), lease_of(state).epoch, None, None, finish)
+        outcome = self._settle_alone(lease, settle, replace(batch, held=handled), failed)
         if not isinstance(outcome, outcomes.Stored):
             return outcome
         return outcomes.HeldSorted(len(handled), failed, self._delivery.batch_limit, more=False)
