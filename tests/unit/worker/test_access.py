@@ -13,8 +13,8 @@ from outbox_worker.observe.access import Access, Question, read_access
 from outbox_worker.settings import read_settings
 
 KEY = b"key"
-KEYED = Access(KEY, "uid", hashlib.sha256(b"token").hexdigest(), in_pod=True)
-KEYLESS = Access(b"", "uid", "", in_pod=False)
+KEYED = Access(KEY, "uid", hashlib.sha256(b"token").hexdigest())
+KEYLESS = Access(b"", "uid", "")
 STATUS = Question(
     "GET", "/status", "10.0.0.9", nonce="n", signature=sign_question(KEY, "uid", "n", "GET", "/status", b"")
 )
@@ -41,7 +41,6 @@ ADMITTED = [
     pytest.param(KEYLESS, Question("GET", "/status", "10.0.0.9"), False, id="without a key: another machine"),
     pytest.param(KEYLESS, Question("GET", "/metrics", "::ffff:10.0.0.9"), False, id="another machine by both"),
     pytest.param(KEYLESS, Question("GET", "/status", "fe80::1%eth0"), False, id="a neighbour"),
-    pytest.param(replace(KEYLESS, in_pod=True), Question("GET", "/status", "10.0.0.9"), True, id="an older operator"),
 ]  # fmt: skip
 
 
@@ -59,7 +58,7 @@ def test_only_the_answer_to_a_signed_question_is_signed():
 def test_a_key_that_cannot_be_read_opens_nothing(tmp_path):
     path = tmp_path / "key"
     settings = read_settings(["--key", str(path)], {"POD_UID": "uid", "OUTBOX_METRICS_TOKEN_SHA256": "5e88"})
-    assert read_access(settings) == Access(b"", "uid", "5e88", in_pod=True)
+    assert read_access(settings) == Access(b"", "uid", "5e88")
     path.write_bytes(b"secret\n")
     assert read_access(settings).key == b"secret"
     path.write_bytes(b"\n")

@@ -28,7 +28,7 @@ CONFIG = ProcessorConfig.model_validate(
 )
 
 
-OPEN = Access(key=b"", pod_uid="uid", metrics_hash="", in_pod=False)
+OPEN = Access(key=b"", pod_uid="uid", metrics_hash="")
 """Only this machine may ask."""
 
 

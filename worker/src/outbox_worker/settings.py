@@ -39,7 +39,7 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One process's settings; outside a cluster `in_pod` is false, `pod_uid` and `pod` are inventions.
+    """One process's settings; outside a cluster `pod_uid` and `pod` are inventions.
 
     An empty `host` is every address.
     """
@@ -58,7 +58,6 @@ class Settings:
     port: int
     pod: str
     pod_uid: str
-    in_pod: bool
     grace_seconds: float
     log_level: str
 
@@ -88,7 +87,6 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
         port=given.port,
         pod=environment.get("POD_NAME") or socket.gethostname(),
         pod_uid=environment.get("POD_UID") or str(uuid.uuid4()),
-        in_pod=bool(environment.get("POD_UID")),
         grace_seconds=float(grace) if grace.replace(".", "", 1).isdecimal() else _GRACE_SECONDS,
         log_level=log_level,
     )

@@ -1,7 +1,6 @@
 """Who may ask a worker: the operator by signed questions, Prometheus by a token. Probes are the kubelet's, and open.
 
-A worker in a pod without a key was made by an operator that knows none, and answers every client as it did then.
-Outside a pod and without a key, only this machine may ask.
+Without a key, outside a cluster, only this machine may ask.
 """
 
 from __future__ import annotations
@@ -41,21 +40,19 @@ class Access:
         key: of the resource; empty: none was mounted.
         pod_uid: this pod's.
         metrics_hash: SHA-256 of the token that may read /metrics, in hexadecimal; empty: no token may.
-        in_pod: whether an operator made this process.
 
     """
 
     key: bytes = field(repr=False)
     pod_uid: str
     metrics_hash: str
-    in_pod: bool
 
     def admits(self, question: Question) -> bool:
         """Tell whether the question may be answered."""
         if question.path not in GUARDED:
             return True
         if not self.key:
-            return self.in_pod or _is_this_machine(question.client)
+            return _is_this_machine(question.client)
         return self._is_signed(question) or (question.path == "/metrics" and self._has_token(question))
 
     def sign(self, question: Question, answer: bytes) -> str | None:
@@ -82,13 +79,13 @@ def read_access(settings: Settings) -> Access:
     """
     try:
         key = settings.key.read_bytes().strip()
+        if not key:
+            raise ConfigurationError(f"{settings.key} is empty: delete its Secret, the operator makes it again")
     except FileNotFoundError:
-        return Access(b"", settings.pod_uid, settings.metrics_hash, settings.in_pod)
+        key = b""
     except OSError as err:
         raise ConfigurationError(f"cannot read {settings.key}: {err.strerror}") from err
-    if not key:
-        raise ConfigurationError(f"{settings.key} is empty: delete its Secret, the operator makes it again")
-    return Access(key, settings.pod_uid, settings.metrics_hash, settings.in_pod)
+    return Access(key, settings.pod_uid, settings.metrics_hash)
 
 
 def _is_this_machine(client: str) -> bool:
