@@ -15,7 +15,6 @@ from outbox_core.report import BlockedKey, FailureSummary, Intent, LeaseView, Pa
 from outbox_worker.observe.access import Access
 from outbox_worker.observe.health import HealthServer
 from outbox_worker.observe.status import Identity, ProcessStatus, Progress
-from outbox_worker.observe.telemetry import render
 
 CONFIG = ProcessorConfig.model_validate(
     {
@@ -39,15 +38,7 @@ class Served:
         self.status = ProcessStatus(CONFIG, Identity("pod", "uid", "instance"), initial_state(0.0))
         self.progress = Progress()
         self.status.add_seconds(0.1, stored=True)
-        self.server = HealthServer(
-            (host, 0),
-            access=OPEN,
-            overdue=self.progress.overdue,
-            is_ready=lambda: self.status.is_ready,
-            report=self.status.report,
-            metrics=lambda: render(self.status),
-            set_intent=self.status.set_intent,
-        )
+        self.server = HealthServer((host, 0), access=OPEN, status=self.status, progress=self.progress)
         self.server.start()
 
     def ask(self, path, body=None, host="127.0.0.1"):
@@ -142,10 +133,7 @@ def test_no_figure_of_failures_is_told_before_the_database_was_looked_at(served)
 
 def test_a_port_that_is_taken_is_said(served):
     with pytest.raises(ConfigurationError, match="cannot be opened"):
-        HealthServer(
-            ("", served.server.port), access=OPEN, overdue=list, is_ready=bool, report=served.status.report,
-            metrics=bytes, set_intent=served.status.set_intent,
-        )  # fmt: skip
+        HealthServer(("", served.server.port), access=OPEN, status=served.status, progress=served.progress)
 
 
 @pytest.mark.parametrize(

@@ -104,11 +104,8 @@ def _run(settings: Settings, config: ProcessorConfig, name: str, engine: Engine)
     health = HealthServer(
         (settings.host, settings.port),
         access=read_access(settings),
-        overdue=progress.overdue,
-        is_ready=lambda: status.is_ready,
-        report=status.report,
-        metrics=lambda: _render_metrics(status),
-        set_intent=status.set_intent,
+        status=status,
+        progress=progress,
     )
     health.start()
     _log.info(
@@ -126,13 +123,6 @@ def _run(settings: Settings, config: ProcessorConfig, name: str, engine: Engine)
         health.close()
     _log.info("ended")
     return ExitCode.DONE
-
-
-def _render_metrics(status: ProcessStatus) -> bytes:
-    # Only the first scrape pays for Prometheus' client, and a process that is never asked does not.
-    from outbox_worker.observe.telemetry import render
-
-    return render(status)
 
 
 def _spare_collector() -> None:

@@ -21,10 +21,8 @@ from outbox_core.report import Intent
 from outbox_worker.observe.access import Question
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from outbox_core.report import Report
     from outbox_worker.observe.access import Access
+    from outbox_worker.observe.status import ProcessStatus, Progress
 
 _LARGEST_BODY: Final = 4096
 _SLOWEST_CLIENT: Final = 10.0
@@ -35,17 +33,7 @@ _LOOK_SECONDS: Final = 1.0
 class HealthServer:
     """Serves in threads of its own until `close`."""
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        *,
-        access: Access,
-        overdue: Callable[[], list[str]],
-        is_ready: Callable[[], bool],
-        report: Callable[[], Report],
-        metrics: Callable[[], bytes],
-        set_intent: Callable[[Intent], None],
-    ) -> None:
+    def __init__(self, address: tuple[str, int], *, access: Access, status: ProcessStatus, progress: Progress) -> None:
         """Bind host and port: an empty host is every interface, port 0 takes a free one.
 
         Raises:
@@ -53,11 +41,8 @@ class HealthServer:
 
         """
         self._access = access
-        self._overdue = overdue
-        self._is_ready = is_ready
-        self._report = report
-        self._metrics = metrics
-        self._set_intent = set_intent
+        self._status = status
+        self._progress = progress
         host, port = address
         try:
             self._server = _Server(address, self._handler())
@@ -104,18 +89,18 @@ class HealthServer:
         """Answer a GET: status, content type, body."""
         match path:
             case "/livez":
-                late = self._overdue()
+                late = self._progress.overdue()
                 text = f"no progress: {', '.join(late)}\n" if late else "alive\n"
                 return (HTTPStatus.SERVICE_UNAVAILABLE if late else HTTPStatus.OK), "text/plain", text.encode()
             case "/readyz":
-                report = self._report()
+                report = self._status.report()
                 text = f"{report.state.value}: {report.reason.value}\n"
-                code = HTTPStatus.OK if self._is_ready() else HTTPStatus.SERVICE_UNAVAILABLE
+                code = HTTPStatus.OK if self._status.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
                 return code, "text/plain", text.encode()
             case "/status":
-                return HTTPStatus.OK, "application/json", self._report().model_dump_json(by_alias=True).encode()
+                return HTTPStatus.OK, "application/json", self._status.report().model_dump_json(by_alias=True).encode()
             case "/metrics":
-                return HTTPStatus.OK, "text/plain; version=0.0.4", self._metrics()
+                return HTTPStatus.OK, "text/plain; version=0.0.4", _render_metrics(self._status)
             case _:
                 return HTTPStatus.NOT_FOUND, "text/plain", b"/livez /readyz /metrics /status, POST /intent\n"
 
@@ -128,7 +113,7 @@ class HealthServer:
         except (ValueError, KeyError, TypeError):
             known = ", ".join(each.value for each in Intent)
             return HTTPStatus.BAD_REQUEST, "text/plain", f'send {{"intent": …}} with one of {known}\n'.encode()
-        self._set_intent(intent)
+        self._status.intent = intent
         return HTTPStatus.OK, "application/json", json.dumps({"intent": intent.value}).encode()
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
@@ -183,6 +168,13 @@ class HealthServer:
                 """Probes are not news."""
 
         return Handler
+
+
+def _render_metrics(status: ProcessStatus) -> bytes:
+    # Only the first scrape pays for Prometheus' client, and a process that is never asked does not.
+    from outbox_worker.observe.telemetry import render
+
+    return render(status)
 
 
 class _Server(ThreadingHTTPServer):

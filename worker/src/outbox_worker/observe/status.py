@@ -126,18 +126,8 @@ class ProcessStatus:
         self.refusals: dict[int, int] = {0: 0, 2: 0, 3: 0, 4: 0}
 
     @property
-    def state(self) -> ProcessorState:
-        """The loop's state; of several partitions the one that most needs attention."""
-        with self._lock:
-            return summarize(self._states)
-
-    @property
     def _states(self) -> dict[int, ProcessorState]:
         return {partition: ask() for partition, ask in self._ask.items()}
-
-    def set_intent(self, intent: Intent) -> None:
-        """Remember what the operator says."""
-        self.intent = intent
 
     def watch(self, partition: int, ask: Callable[[], ProcessorState]) -> None:
         """Take whom to ask for the state of one partition; any thread may ask, for each report."""
