@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from typing_extensions import override
 
-from outbox_core.errors import OutboxError
-from outbox_worker.logs import get_logger
+from outbox_worker.background import BackgroundThread
 from outbox_worker.ownership.renewal import OBSERVE_SECONDS
 from outbox_worker.postgres.connection import send_if_idle_in_transaction
-from outbox_worker.postgres.errors import DatabaseError
 from outbox_worker.postgres.ownership import leases as calls
 
 if TYPE_CHECKING:
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
 
 LONGEST_BEAT: Final = 10.0
 """However long the lease: a claim that another pod of ours vacated is said again before its grace of 30 s is over."""
-_log = get_logger("outbox.heartbeat")
 
 
 class Losses(NamedTuple):
@@ -190,7 +187,7 @@ class Ownership:
                 connection.lock.release()
 
 
-class Heartbeat(threading.Thread):
+class Heartbeat(BackgroundThread):
     """Renews what the mode holds, says the claim again, observes. Runs until `stop`."""
 
     def __init__(  # noqa: PLR0913 - wired once, in main.py
@@ -208,9 +205,8 @@ class Heartbeat(threading.Thread):
         on_loss: Callable[[], None],
     ) -> None:
         """Keep what is needed: an ownership for each unit; `on_loss` wakes the main thread."""
-        super().__init__(name="heartbeat", daemon=True)
+        super().__init__("heartbeat", session)
         self._speaker = speaker
-        self._session = session
         self._key = key
         self._resource = resource
         self._lease = lease
@@ -219,68 +215,31 @@ class Heartbeat(threading.Thread):
         self._observer = observer
         self._progress = progress
         self._on_loss = on_loss
-        self._stopping = threading.Event()
-        self._failing = False
+        self._interval = min(lease.total_seconds() / 3, renewal.seconds)
         self._next_observation = self._next_beat = 0.0
 
     @override
-    def run(self) -> None:
-        """Tick until stopped."""
-        interval = self._interval
-        while not self._stopping.is_set():
-            started = time.monotonic()
-            self._progress.expect("heartbeat", within=interval + 90.0)
-            self._tick(started)
-            self._stopping.wait(max(0.05, started + interval - time.monotonic()))
-        self._session.discard()
-
-    def stop(self) -> None:
-        """End the thread and wait for it: after this it says nothing again that was given back."""
-        self._stopping.set()
-        if self.is_alive():
-            self.join(timeout=1.5)
-
-    @property
-    def _interval(self) -> float:
-        return min(self._lease.total_seconds() / 3, self._renewal.seconds)
+    def work(self) -> float:
+        started = time.monotonic()
+        self._progress.expect("heartbeat", within=self._interval + 90.0)
+        for ownership in self._ownerships:
+            ownership.touch_transaction()
+        if self._claimed or self._observer.ready:
+            self.attempt(lambda connection: self._tick(connection, started))
+        return max(0.05, started + self._interval - time.monotonic())
 
     @property
     def _claimed(self) -> bool:
         return any(ownership.claimed for ownership in self._ownerships)
 
-    def _tick(self, now: float) -> None:
-        for ownership in self._ownerships:
-            ownership.touch_transaction()
-        if not self._claimed and not self._observer.ready:
-            return
-        try:
-            connection = self._session.connection()
-            if now >= self._next_beat or (self._claimed and self._speaker.has_news):
-                self._beat(connection)
-                self._next_beat = now + min(self._lease.total_seconds() / 3, LONGEST_BEAT)
-            if now >= self._next_observation:
-                self._next_observation = now + OBSERVE_SECONDS
-                self._observer.observe(connection)
-            self._failing = False
-            self._look(connection)
-        except (OutboxError, DatabaseError) as err:
-            self._session.discard()
-            if not self._failing:
-                _log.warning("heartbeat failed", extra={"error": str(err)})
-            self._failing = True
-        except Exception:  # noqa: BLE001 - the thread must not die: without it the lease lapses
-            self._session.discard()
-            _log.exception("heartbeat failed unexpectedly")
-
-    def _look(self, connection: Connection) -> None:
-        if not self._claimed:
-            return
-        try:
-            changed = self._renewal.look(connection)
-        except (OutboxError, DatabaseError) as err:
-            _log.warning("could not look who owns what", extra={"error": str(err)})
-            return
-        if changed:
+    def _tick(self, connection: Connection, now: float) -> None:
+        if now >= self._next_beat or (self._claimed and self._speaker.has_news):
+            self._beat(connection)
+            self._next_beat = now + min(self._lease.total_seconds() / 3, LONGEST_BEAT)
+        if now >= self._next_observation:
+            self._next_observation = now + OBSERVE_SECONDS
+            self._observer.observe(connection)
+        if self._claimed and self._renewal.look(connection):
             self._on_loss()
 
     def _beat(self, connection: Connection) -> None:
