@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outbox_core.errors import OutboxError
-from outbox_core.processor.state import ProcessorState, initial_state
+from outbox_core.processor.state import initial_state
 from outbox_core.report import ExitCode, Reason, ResourceRef, WorkerState
 from outbox_worker.logs import get_logger
 from outbox_worker.observe.status import Identity, ProcessStatus, write_termination
@@ -23,7 +23,6 @@ from outbox_worker.settings import Act, Settings
 if TYPE_CHECKING:
     from outbox_core.config import ProcessorConfig
     from outbox_worker.databases import Databases
-    from outbox_worker.session import Session
 
 FAILED = 1
 """Neither ours nor held: the database could not be asked; the report says why."""
@@ -35,14 +34,17 @@ def run_once(settings: Settings, config: ProcessorConfig, databases: Databases) 
     state = initial_state(time.monotonic())
     status = ProcessStatus(config, Identity(settings.pod, settings.pod_uid, str(uuid.uuid4())), state)
     key = ProcessorKey(config.source.schema_name, config.processor_id)
-    session = databases.target
+    code: int
     try:
         if settings.act is Act.TRY_CLAIM:
-            state, code = _try_claim(databases, key, status, state)
+            code, message = _try_claim(databases, key, status)
         elif settings.hand_over is not None:
-            state, code = _hand_over(config, key, session, status, state, settings.hand_over)
+            code, message = _hand_over(databases, key, status, settings.hand_over)
         else:
-            state, code = _release(config, key, session, state)
+            code, message = _release(databases, key)
+        state = replace(state, message=message)
+        if code == ExitCode.CLAIM_HELD:
+            state = replace(state, state=WorkerState.CLAIM_REFUSED, reason=Reason.CLAIM_HELD)
     except (OutboxError, DatabaseError) as err:
         error = translate(err) if isinstance(err, DatabaseError) else err
         state = replace(state, state=WorkerState.UNAVAILABLE, reason=error.reason, message=str(error))
@@ -56,9 +58,7 @@ def run_once(settings: Settings, config: ProcessorConfig, databases: Databases) 
     return code
 
 
-def _try_claim(
-    databases: Databases, key: ProcessorKey, status: ProcessStatus, state: ProcessorState
-) -> tuple[ProcessorState, int]:
+def _try_claim(databases: Databases, key: ProcessorKey, status: ProcessStatus) -> tuple[ExitCode, str]:
     config, connection = databases.config, databases.target.connection()
     databases.prepare()
     if not databases.has_remote_target:
@@ -68,45 +68,33 @@ def _try_claim(
     status.claim_holder = answer.holder
     status.set_observed(conflicts=conflicts.summary(connection, key))
     if answer.granted:
-        return replace(state, message="the claim is this resource's"), ExitCode.DONE
-    holder = answer.holder or "another resource"
-    return replace(
-        state, state=WorkerState.CLAIM_REFUSED, reason=Reason.CLAIM_HELD, message=f"{holder} owns this processorId"
-    ), ExitCode.CLAIM_HELD
+        return ExitCode.DONE, "the claim is this resource's"
+    return ExitCode.CLAIM_HELD, f"{answer.holder or 'another resource'} owns this processorId"
 
 
 def _hand_over(
-    config: ProcessorConfig,
-    key: ProcessorKey,
-    session: Session,
-    status: ProcessStatus,
-    state: ProcessorState,
-    place: tuple[str, str, str],
-) -> tuple[ProcessorState, int]:
+    databases: Databases, key: ProcessorKey, status: ProcessStatus, place: tuple[str, str, str]
+) -> tuple[ExitCode, str]:
     """Give the claim away; done before, it is done: the job may be run twice."""
-    connection = session.connection()
+    connection = databases.target.connection()
     cluster, namespace, name = place
     successor = ResourceRef(cluster=cluster, namespace=namespace, name=name, uid="")
-    given = ownership.hand_over_claim(connection, key, config.resource.uid, successor)
+    given = ownership.hand_over_claim(connection, key, databases.config.resource.uid, successor)
     holder = ownership.fetch_claim(connection, key).holder
     status.claim_holder = holder
     if given or (holder is not None and str(holder) == str(successor)):
-        return replace(state, message=f"the claim is {successor}'s"), ExitCode.DONE
-    message = f"{holder} holds the claim" if holder is not None else "this resource never claimed the processorId"
-    return replace(
-        state, state=WorkerState.CLAIM_REFUSED, reason=Reason.CLAIM_HELD, message=message
-    ), ExitCode.CLAIM_HELD
+        return ExitCode.DONE, f"the claim is {successor}'s"
+    if holder is not None:
+        return ExitCode.CLAIM_HELD, f"{holder} holds the claim"
+    return ExitCode.CLAIM_HELD, "this resource never claimed the processorId"
 
 
-def _release(
-    config: ProcessorConfig, key: ProcessorKey, session: Session, state: ProcessorState
-) -> tuple[ProcessorState, int]:
+def _release(databases: Databases, key: ProcessorKey) -> tuple[ExitCode, str]:
     try:
-        released = ownership.release_claim(session.connection(), key, config.resource.uid)
+        released = ownership.release_claim(databases.target.connection(), key, databases.config.resource.uid)
     except OutboxError as err:
         if err.reason is not Reason.SCHEMA_MISSING:
             raise
         released = False  # no schema: nothing was ever claimed here
-    message = "the claim is released" if released else "there was no claim of this resource"
     _log.info("release", extra={"released": released})
-    return replace(state, message=message), ExitCode.DONE
+    return ExitCode.DONE, "the claim is released" if released else "there was no claim of this resource"
