@@ -144,13 +144,13 @@ def _work(process: Process, count: int | None, *, take_over: bool) -> int | None
     first = units[0]
     ownerships = [each.ownership for each in units]
     renewal = mode.renewal(replica, ownerships)
+    speaker = Speaker(process.status, claim_uid=config.resource.uid, pod=first.pod, token=first.token)
     watching = open_databases(config, process.settings.connections, f"{process.name} heartbeat")
     threads: list[Heartbeat | SourceWatch | IndexBuilder] = [
         Heartbeat(
             session=watching.target, key=first.key, resource=config.resource, lease=config.delivery.lease_duration,
             ownerships=ownerships, renewal=renewal, observer=first.observer, progress=process.progress,
-            speaker=Speaker(process.status, claim_uid=config.resource.uid, pod=first.pod, token=first.token),
-            on_loss=process.waker.wake,
+            speaker=speaker, on_loss=process.waker.wake,
         )
     ]  # fmt: skip
     if watching.has_remote_target:
@@ -176,7 +176,7 @@ def _work(process: Process, count: int | None, *, take_over: bool) -> int | None
         for thread in threads:
             thread.stop()
         if not outdated:
-            give_back(units, renewal)
+            give_back(units, renewal, speaker)
             write_termination(process.status.report(), process.settings.termination_log)
         first.target.close()
         first.databases.discard()

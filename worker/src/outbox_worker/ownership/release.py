@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from outbox_core.errors import OutboxError
 from outbox_core.report import Intent
 from outbox_worker.logs import get_logger
-from outbox_worker.observe.speaker import Speaker
 from outbox_worker.postgres.errors import DatabaseError
 from outbox_worker.postgres.ownership import leases as calls
 from outbox_worker.shutdown import Interrupted
@@ -16,14 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from outbox_worker.engine.steps import StepContext
+    from outbox_worker.observe.speaker import Speaker
     from outbox_worker.ownership.renewal import Renewal
     from outbox_worker.postgres.connection import Connection
 
 _log = get_logger("outbox.worker")
 
 
-def give_back(contexts: Sequence[StepContext], renewal: Renewal) -> None:
-    """End what the mode renews and release every lease; keep, release or vacate the claim.
+def give_back(contexts: Sequence[StepContext], renewal: Renewal, speaker: Speaker) -> None:
+    """End what the mode renews and release every lease; say the last word; keep, release or vacate the claim.
 
     What cannot be given back lapses by itself. Call it after the heartbeat stopped: it would say the claim again.
     """
@@ -32,12 +32,12 @@ def give_back(contexts: Sequence[StepContext], renewal: Renewal) -> None:
     if not claimed and all(each.ownership.lease is None for each in contexts):
         return
     try:
-        context.shutdown.last(lambda: _give_back(contexts, renewal, claimed=claimed))
+        context.shutdown.last(lambda: _give_back(contexts, renewal, speaker, claimed=claimed))
     except (OutboxError, DatabaseError, Interrupted) as err:
         _log.warning("could not give everything back; it lapses by itself", extra={"error": str(err)})
 
 
-def _give_back(contexts: Sequence[StepContext], renewal: Renewal, *, claimed: bool) -> None:
+def _give_back(contexts: Sequence[StepContext], renewal: Renewal, speaker: Speaker, *, claimed: bool) -> None:
     context = contexts[0]
     connection = context.databases.target.connection()
     renewal.end(connection)
@@ -46,14 +46,8 @@ def _give_back(contexts: Sequence[StepContext], renewal: Renewal, *, claimed: bo
             calls.release_lease(connection, each.key, epoch=lease.epoch, token=lease.token)
             each.ownership.drop_lease()
     if claimed:
-        _say_last_word(context, connection)
+        speaker.say(connection, context.key, context.config.delivery.lease_duration, ended=True)
         _settle_claim(context, connection)
-
-
-def _say_last_word(context: StepContext, connection: Connection) -> None:
-    """Leave in the database what was before the end; not worth failing for."""
-    speaker = Speaker(context.status, claim_uid=context.config.resource.uid, pod=context.pod, token=context.token)
-    speaker.say(connection, context.key, context.config.delivery.lease_duration, ended=True)
 
 
 def _settle_claim(context: StepContext, connection: Connection) -> None:
