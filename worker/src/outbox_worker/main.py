@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from outbox_core.errors import ConfigurationError
 from outbox_core.processor.state import initial_state
 from outbox_core.report import ExitCode
-from outbox_worker.competing.settings import lease_as_asked
+from outbox_worker.competing.consumer import lease_as_asked
 from outbox_worker.databases import open_databases
 from outbox_worker.engine.loop import Loop
 from outbox_worker.engine.runner import Runner

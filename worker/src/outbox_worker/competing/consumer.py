@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from outbox_worker.competing.settings import settings_of
+from outbox_core.errors import ConfigurationError
 from outbox_worker.postgres.feeds import competing as calls
 from outbox_worker.postgres.ownership import partitions
 from outbox_worker.postgres.reading.payloads import PayloadBound
@@ -20,6 +20,14 @@ NOTICED_SECONDS: Final = 3.0
 """Until the others have seen a new consumer: each looks every two seconds, in its heartbeat's thread."""
 
 
+def lease_as_asked(config: ProcessorConfig) -> ProcessorConfig:
+    """Let batches in this mode be leased for `competing.leaseDuration`; other modes stay as they are."""
+    if config.delivery.competing is None:
+        return config
+    leased = {"lease_duration": config.delivery.competing.lease_duration}
+    return config.model_copy(update={"delivery": config.delivery.model_copy(update=leased)})
+
+
 class ThisConsumer:
     """Who this process is, what takes batches in its name, and how many consumers the heartbeat last saw.
 
@@ -27,8 +35,15 @@ class ThisConsumer:
     """
 
     def __init__(self, config: ProcessorConfig, key: ProcessorKey, pod: str, pod_uid: str, token: UUID) -> None:
-        """Name this process: a pod's uid alone would not tell two processes of one container apart."""
-        self.settings = settings_of(config)
+        """Name this process: a pod's uid alone would not tell two processes of one container apart.
+
+        Raises:
+            ConfigurationError: the resource does not say how.
+
+        """
+        if config.delivery.competing is None:
+            raise ConfigurationError("delivery.mode Competing needs delivery.competing")
+        self.settings = config.delivery.competing
         self._key = key
         self._token = token
         self._consumer = calls.Consumer(f"{pod_uid}/{token}", pod, config.resource.uid, self.settings.lease_duration)

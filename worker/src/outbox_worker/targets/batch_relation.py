@@ -8,7 +8,6 @@ from psycopg import sql
 
 from outbox_core.errors import OutboxError
 from outbox_core.report import Reason
-from outbox_worker.competing.settings import settings_of
 from outbox_worker.feeds.partition_reader import reader_of
 from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.key import ProcessorKey
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch
     from outbox_core.processor.claimed_batch import ClaimedBatch
+    from outbox_core.spec import Competing
     from outbox_worker.postgres.reading.messages import MessageReader
 
 Whole: TypeAlias = "Callable[[Batch], sql.Composed]"
@@ -42,7 +42,7 @@ _HELD: Final = "outbox_held"
 def build_batch_relation(config: ProcessorConfig) -> tuple[Whole, Some]:
     """Give the SELECT of a batch's messages as the user's statement sees them, each with its `ordinal`; and of some."""
     if config.delivery.competing is not None:
-        return _of_consumer(config)
+        return _of_consumer(config, config.delivery.competing)
     readers: dict[int, MessageReader] = {}
 
     def find_reader(batch: Batch) -> MessageReader:
@@ -95,9 +95,9 @@ def _numbered(rows: sql.Composed, *, by_position: bool) -> sql.Composed:
     return sql.SQL(numbered).format(sql.SQL(order), rows)
 
 
-def _of_consumer(config: ProcessorConfig) -> tuple[Whole, Some]:
+def _of_consumer(config: ProcessorConfig, settings: Competing) -> tuple[Whole, Some]:
     """Give the SELECT of a chunk's messages, and of some."""
-    reader = DispatchReader(config.source, settings_of(config), config.processor_id)
+    reader = DispatchReader(config.source, settings, config.processor_id)
 
     def find_claimed(batch: Batch) -> ClaimedBatch:
         claimed: ClaimedBatch | None = getattr(batch, "claimed", None)
