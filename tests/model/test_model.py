@@ -8,7 +8,7 @@ import pytest
 
 from outbox_core.processor.state import STANDBY_POLL, Policy
 from outbox_core.progress.checkpoint import StoreAnswer
-from outbox_core.spec import Delivery, Guarantee
+from outbox_core.spec import Delivery
 from outbox_worker.postgres.transactions import transaction
 from tests.model.cases import AGAIN, BAD, GOOD, LARGE, POSSIBLE
 from tests.model.checker import MODELS, ROOT, Question, check, configuration, run
@@ -71,7 +71,7 @@ def test_answers_are_those_of_the_contract(tmp_path):
 
 def test_times_are_those_of_the_worker():
     said = dict(re.findall(r"^  (\w+) = (\d+)$", (MODELS / "Takeover.cfg").read_text(), re.MULTILINE))
-    policy = Policy(Delivery(), Guarantee.TRANSACTIONAL)
+    policy = Policy(Delivery())
     lease = policy.delivery.lease_duration.total_seconds()
     acquire = read_function("acquire_lease")
     assert int(said["Lease"]) == lease

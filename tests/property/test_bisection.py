@@ -15,7 +15,7 @@ from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.state import Policy, ProcessorState, Step
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import WorkerState
-from outbox_core.spec import Delivery, Guarantee, Retry
+from outbox_core.spec import Delivery, Retry
 
 ATTEMPTS = 3
 
@@ -35,7 +35,7 @@ class Run:
 
     def __init__(self, total: int, size: int, bad: set[int], mend_after: int | None = None) -> None:
         delivery = Delivery(batch_size=size, retry=Retry(max_attempts=ATTEMPTS, jitter=0))
-        self.policy = Policy(delivery, Guarantee.TRANSACTIONAL)
+        self.policy = Policy(delivery)
         self.handled: list[int] = []
         self.failures: list[tuple[int, int]] = []
         lease = outcomes.HeldLease(0, 1, UUID(int=1))

@@ -236,7 +236,7 @@ class Process:
             build_config(None, SQL_TARGET if transactional else {"log": {}}, delivery=delivery)
         )
         self.world = world
-        self.policy = Policy(config.delivery, config.guarantee)
+        self.policy = Policy(config.delivery)
         self.target = Projection(world) if transactional else receiver(world)
         self.state = initial_state(world.now)
         connection = MemoryConnection(world.database)

@@ -15,7 +15,7 @@ from outbox_core.processor.failing import Action
 from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.state import Policy, ProcessorState, Step
 from outbox_core.progress.checkpoint import Checkpoint
-from outbox_core.spec import Blocks, CircuitBreaker, Delivery, Guarantee, Retry, WhenExhausted
+from outbox_core.spec import Blocks, CircuitBreaker, Delivery, Retry, WhenExhausted
 
 KEYS = 4
 ATTEMPTS = 4
@@ -60,7 +60,7 @@ class PartitionRunner:
             batch_size=self.size, blocks=Blocks.KEY, when_exhausted=self.when,
             retry=Retry(max_attempts=ATTEMPTS, jitter=0), circuit_breaker=CircuitBreaker(),
         )  # fmt: skip
-        policy = Policy(delivery, Guarantee.TRANSACTIONAL)
+        policy = Policy(delivery)
         lease = outcomes.HeldLease(0, 1, UUID(int=1))
         state = ProcessorState(Step.FETCH, 0.0, lease=lease, stored=pair(0), cursor=pair(0))
         while not (state.cursor == pair(self.total) and state.step is Step.FETCH and state.held_due == float("inf")):

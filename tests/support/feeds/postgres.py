@@ -16,7 +16,7 @@ from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_worker.databases import Databases
 from outbox_worker.engine.owner_steps import WholeProcessor
 from outbox_worker.engine.steps import StepContext
-from outbox_worker.engine.throttle import HeldWatch, Throttle
+from outbox_worker.engine.throttle import Throttle
 from outbox_worker.feeds.cursor import CheckpointSettling, CursorFeed
 from outbox_worker.feeds.held import HeldFeed
 from outbox_worker.feeds.partition_reader import PartitionReader
@@ -113,7 +113,7 @@ class PostgresBench:
         nothing = cast("Any", None)  # what no feed uses
         context = StepContext(
             config, KEY, "pod", token, Databases(config, session, session), nothing, nothing, nothing, nothing,
-            _Effects(), Throttle(config.delivery), HeldWatch(),
+            _Effects(), Throttle(config.delivery),
         )  # fmt: skip
         runner, reader = TransactionRunner(KEY, lease=lease.total_seconds(), timeout=60.0), PartitionReader(context)
         runner.server_run = identity.fetch_run(connection, KEY.schema)

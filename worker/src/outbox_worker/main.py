@@ -211,7 +211,6 @@ def _build_units(process: Process, replica: Replica, count: int | None) -> list[
         process.shutdown,
         process.engine.build_target(config, process.settings),
         throttle,
-        observer.watch,
     )
     if count is None:
         return [context]

@@ -24,11 +24,11 @@ from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.progress.snapshot import Snapshot, parse_snapshot
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import Reason, ResourceRef, WorkerState
-from outbox_core.spec import Competing, Delivery, Guarantee, Mode, Retry, WhenExhausted
+from outbox_core.spec import Competing, Delivery, Mode, Retry, WhenExhausted
 
 NOON = datetime(2024, 6, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
-POLICY = Policy(Delivery(mode=Mode.COMPETING, competing=Competing()), Guarantee.TRANSACTIONAL)
+POLICY = Policy(Delivery(mode=Mode.COMPETING, competing=Competing()))
 END = Checkpoint(10, 100)
 WORK = ClaimedBatch(1, 0, 1, SnapshotRange("5:5:", "11:11:"), (), BEGINNING, END, 8)
 

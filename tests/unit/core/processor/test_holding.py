@@ -16,7 +16,7 @@ from outbox_core.processor.state import Policy, ProcessorState, Step
 from outbox_core.processor.turns import Turns
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Reason, WorkerState
-from outbox_core.spec import Blocks, Delivery, Guarantee, Mode, Partitions
+from outbox_core.spec import Blocks, Delivery, Mode, Partitions
 
 NOW = 1000.0
 A, B = Checkpoint(100, 1), Checkpoint(100, 9)
@@ -26,7 +26,7 @@ FAILED = Failure(Checkpoint(100, 4), Verdict(Action.HOLD, 1, "E", "no", 2.0, blo
 
 def policy(blocks: Blocks = Blocks.KEY, *, isolates: bool = True) -> Policy:
     delivery = Delivery(mode=Mode.PARTITIONED, partitions=Partitions(), blocks=blocks, batch_size=100)
-    return Policy(delivery, Guarantee.TRANSACTIONAL, isolates=isolates)
+    return Policy(delivery, isolates=isolates)
 
 
 def batch(matched: int = 8, *, full: bool = True, held: int = 0) -> Batch:

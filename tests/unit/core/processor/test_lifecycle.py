@@ -18,14 +18,12 @@ from outbox_core.processor.state import NEEDS_CLAIM, NEEDS_LEASE, Policy, Proces
 from outbox_core.processor.stopping import DECISION_POLL, NAMING_POLL, Named
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.report import Reason, ResourceRef, WorkerState
-from outbox_core.spec import Delivery, Guarantee, Retry
+from outbox_core.spec import Delivery, Retry
 
 NOW = 1000.0
 LEASE = outcomes.HeldLease(0, 7, UUID(int=7))
 A, B, C = Checkpoint(100, 1), Checkpoint(100, 9), Checkpoint(200, 3)
-POLICY = Policy(
-    Delivery(retry=Retry(max_attempts=3, initial_backoff="1s", max_backoff="8s", jitter=0)), Guarantee.TRANSACTIONAL
-)
+POLICY = Policy(Delivery(retry=Retry(max_attempts=3, initial_backoff="1s", max_backoff="8s", jitter=0)))
 DOWN = TransientError("the database is down", reason=Reason.DATABASE_UNAVAILABLE)
 
 

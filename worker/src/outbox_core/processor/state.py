@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outbox_core.processor.claimed_batch import ClaimedBatch
     from outbox_core.processor.failing import Failure, PoisonSearch, Verdict
     from outbox_core.progress.checkpoint import Checkpoint
-    from outbox_core.spec import Delivery, Guarantee
+    from outbox_core.spec import Delivery
 
 SETTLED_LOOKS: Final = 7
 """Looks in vain, in about a second, after which what was written before them is visible, if it was committed."""
@@ -90,7 +90,6 @@ class Policy:
     """What of the resource the decisions depend on."""
 
     delivery: Delivery
-    guarantee: Guarantee
     bisects: bool = True
     """A failing batch is halved until the message that fails is alone (engine Worker)."""
     isolates: bool = False

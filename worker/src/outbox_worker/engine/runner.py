@@ -53,7 +53,6 @@ class Runner:
         self._membership = membership
         self._policy = Policy(
             context.config.delivery,
-            context.config.guarantee,
             bisects=context.config.engine is Engine.WORKER,
             isolates=isolates(context),
         )
@@ -98,7 +97,7 @@ class Runner:
 
     def _look_again(self) -> outcomes.Outcome | None:
         """Say whether the heartbeat saw held messages otherwise than this runner believes: a person decided."""
-        watch = self.context.watch
+        watch = self.context.observer.watch
         if self.state.step is not Step.FETCH or not watch.seen:
             return None
         if (seen := watch.take(self.context.key.partition)) is None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from outbox_worker.engine.handling import Handling
     from outbox_worker.engine.owner_steps import OwnerSteps
     from outbox_worker.engine.stopped_steps import StoppedSteps
-    from outbox_worker.engine.throttle import HeldWatch, Throttle
+    from outbox_worker.engine.throttle import Throttle
     from outbox_worker.feeds.held import HeldFeed
     from outbox_worker.observe.observer import Observer
     from outbox_worker.observe.status import ProcessStatus
@@ -48,7 +48,6 @@ class StepContext:
     shutdown: Shutdown
     target: Target
     throttle: Throttle
-    watch: HeldWatch
 
     @property
     def transactional_target(self) -> bool:

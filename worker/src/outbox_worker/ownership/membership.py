@@ -27,26 +27,22 @@ class Membership:
         self.count = count
         self.token = token
         self.asked = count if asked is None else asked
-        self._found = count
+        self.found = count
+        """How many partitions there are, as far as this process was told."""
         self.assigned: frozenset[int] = frozenset()
         """The partitions that this process shall own; none of those that are no more."""
         self.leases: tuple[SeenLease, ...] = ()
         """Live leases of the whole processor."""
 
     @property
-    def found(self) -> int:
-        """How many partitions there are, as far as this process was told."""
-        return self._found
-
-    @property
     def outdated(self) -> bool:
         """There are more or fewer partitions than this process is made for: it gives all back and begins anew."""
-        return self._found != self.count
+        return self.found != self.count
 
     def note_count(self, count: int | None) -> bool:
         """Take how many there are (None: not divided yet); return `outdated`, which stays so once it is."""
         if count is not None and not self.outdated:
-            self._found = count
+            self.found = count
         if self.outdated:
             self.assigned = frozenset()
         return self.outdated
