@@ -40,7 +40,6 @@ class Interrupted(KeyboardInterrupt):
     """The time for a handler is over. Not an Exception, so that `except Exception` in a handler lets it through."""
 
     def __init__(self, *, draining: bool) -> None:
-        """Keep why: the worker is to stop, or delivery.timeout is over."""
         super().__init__("asked to stop" if draining else "delivery.timeout is over")
         self.draining = draining
 
@@ -63,7 +62,6 @@ class Waker:
     """Lets signals and other threads end a wait of the main thread. A pipe: safe inside a signal handler."""
 
     def __init__(self) -> None:
-        """Open the pipe."""
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._reading, False)
         os.set_blocking(self._writing, False)

@@ -87,7 +87,6 @@ class Unit:
     """One partition of a process, or all of a processor that is not partitioned: what its steps are made of."""
 
     def __init__(self, context: StepContext, replica: Replica) -> None:
-        """Make what all modes need."""
         delivery = context.config.delivery
         self.context = context
         self.replica = replica

@@ -26,7 +26,6 @@ class TakenMessages:
     """Of each partition what was taken under its latest epoch, the oldest first."""
 
     def __init__(self) -> None:
-        """Know of none."""
         self._epochs: dict[int, int] = {}
         self._taken: dict[int, OrderedDict[tuple[int, int, str], None]] = {}
 

@@ -54,7 +54,6 @@ class CompetingSteps:
     def __init__(
         self, context: StepContext, runner: TransactionRunner, stopped: StoppedSteps, consumer: ThisConsumer
     ) -> None:
-        """Keep the context, what runs transactions, and what takes batches."""
         self._context = context
         self._target = context.databases.target
         self._size = context.config.delivery.batch_limit

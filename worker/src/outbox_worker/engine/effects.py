@@ -29,7 +29,6 @@ class Effects:
     """Hands batches to the target."""
 
     def __init__(self, context: StepContext) -> None:
-        """Keep the context, and which kind of target it has."""
         self._ownership = context.ownership
         self._shutdown = context.shutdown
         self._throttle = context.throttle

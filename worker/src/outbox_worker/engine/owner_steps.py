@@ -47,7 +47,6 @@ class Preparation:
     """Connects and checks, for all partitions of a process; remembers a failure for a moment, if it is told to."""
 
     def __init__(self, echo_seconds: float = 0.0) -> None:
-        """Remember nothing yet."""
         self._echo_seconds = echo_seconds
         self._error: OutboxError | None = None
         self._until = 0.0
@@ -74,7 +73,6 @@ class StartingUnit(OwnedUnit):
     """A unit with a checkpoint: finds where one that has none starts."""
 
     def __init__(self, context: StepContext) -> None:
-        """Keep the context."""
         self._context = context
         self._start: Checkpoint | None = None
 

@@ -153,7 +153,6 @@ class PartitionFeed(Feed):
     def __init__(
         self, context: StepContext, cursor: CursorFeed, reader: PartitionReader, membership: Membership
     ) -> None:
-        """Keep the context, what reads the partition, and what this process knows of the partitions."""
         self._context = context
         self._cursor = cursor
         self._reader = reader

@@ -31,7 +31,6 @@ class Pipeline:
     """What of one unit the target has begun to take."""
 
     def __init__(self, context: StepContext, effects: Effects, feed: Feed, fresh: CheckpointSettling) -> None:
-        """Keep the collaborators."""
         self._delivery = context.config.delivery
         self._throttle = context.throttle
         self._shutdown = context.shutdown

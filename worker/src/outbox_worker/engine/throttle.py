@@ -43,7 +43,6 @@ class HeldWatch:
     """What the heartbeat last saw of held messages; each runner takes each look once."""
 
     def __init__(self) -> None:
-        """Nothing was seen."""
         self._lock = threading.Lock()
         self.seen: dict[int, Seen] = {}
         """What no runner has taken yet, by partition."""
@@ -63,7 +62,6 @@ class Throttle:
     """What one process may hand to its target."""
 
     def __init__(self, delivery: Delivery) -> None:
-        """Begin closed, with a full bucket."""
         self._delivery = delivery
         self.breaker = CLOSED
         self._bucket: rate.Bucket | None = None

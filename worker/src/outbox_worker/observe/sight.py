@@ -77,7 +77,6 @@ class WholeSight(Sight):
     """One checkpoint."""
 
     def __init__(self, key: ProcessorKey) -> None:
-        """Keep whose."""
         self._key = key
 
     @override
@@ -98,7 +97,6 @@ class PartitionedSight(Sight):
     def __init__(
         self, key: ProcessorKey, status: ProcessStatus, config: ProcessorConfig, membership: Membership
     ) -> None:
-        """Prepare a reader for each partition."""
         self._key = key
         self._status = status
         self._membership = membership
@@ -186,7 +184,6 @@ class CompetingSight(Sight):
     def __init__(
         self, key: ProcessorKey, status: ProcessStatus, config: ProcessorConfig, consumer: ThisConsumer
     ) -> None:
-        """Prepare a reader of its own."""
         self._key = key
         self._status = status
         self._consumer = consumer

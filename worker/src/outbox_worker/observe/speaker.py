@@ -33,7 +33,6 @@ class Speaker:
     """Knows what the process has to say, and what of that it has said."""
 
     def __init__(self, status: ProcessStatus, *, claim_uid: str, pod: str, token: UUID) -> None:
-        """Have said nothing."""
         self._status = status
         self._claim_uid = claim_uid
         self._pod = pod

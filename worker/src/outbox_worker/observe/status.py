@@ -99,7 +99,6 @@ class ProcessStatus:
     """The latest of everything; behind one lock what is more than one value, or is counted."""
 
     def __init__(self, config: ProcessorConfig, identity: Identity, initial: ProcessorState) -> None:
-        """Start with nothing known."""
         self._lock = threading.Lock()
         self._config = config
         self._identity = identity
@@ -347,7 +346,6 @@ class Progress:
     """Whether the threads still move: each says before it does something how long that may take."""
 
     def __init__(self) -> None:
-        """Expect nothing yet."""
         self._lock = threading.Lock()
         self._deadlines: dict[str, float] = {}
 

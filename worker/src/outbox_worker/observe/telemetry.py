@@ -43,7 +43,6 @@ class StatusCollector(Collector):
     """Reads the process status once for each scrape."""
 
     def __init__(self, status: ProcessStatus) -> None:
-        """Keep the process status."""
         self._status = status
 
     @override

@@ -56,7 +56,6 @@ class Ownership:
     """What this process holds, as far as it was told. Shared by the main thread and the heartbeat."""
 
     def __init__(self, lease_seconds: float) -> None:
-        """Hold nothing."""
         self._lock = threading.Lock()
         self._lease_seconds = lease_seconds
         self._lease: HeldLease | None = None

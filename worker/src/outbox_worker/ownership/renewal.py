@@ -53,7 +53,6 @@ class LeaseRenewal(Renewal):
     seconds = OBSERVE_SECONDS
 
     def __init__(self, key: ProcessorKey, lease: timedelta, ownership: Ownership) -> None:
-        """Keep what says whether there is a lease."""
         self._key = key
         self._lease = lease
         self._ownership = ownership
@@ -85,7 +84,6 @@ class MembershipRenewal(Renewal):
         claim_uid: str,
         pod: str,
     ) -> None:
-        """Keep an ownership for each partition, and who this process is."""
         self._key = key
         self._lease = lease
         self._ownerships = ownerships
@@ -164,7 +162,6 @@ class BatchRenewal(Renewal):
     seconds = OBSERVE_SECONDS
 
     def __init__(self, key: ProcessorKey, ownership: Ownership, consumer: ThisConsumer) -> None:
-        """Keep what knows the batch in hand, and who this process is."""
         self._key = key
         self._ownership = ownership
         self._consumer = consumer
