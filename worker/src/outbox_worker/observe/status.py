@@ -259,31 +259,22 @@ class ProcessStatus:
 
 def format_termination(report: Report) -> str:
     """Write the report so that the kubelet keeps all of it: texts are cut before anything else."""
-    for room in (_ERROR, 600, 200, 0):
-        short = report.model_copy(
-            update={
-                "message": report.message[: max(room, 120)],
-                "last_error": report.last_error[-room:] if report.last_error and room else None,
-            }
-        )
-        text = short.model_dump_json(by_alias=True, exclude_none=True)
+    error = report.last_error or ""
+    cuts: list[dict[str, object]] = [
+        {"message": report.message[: max(room, 120)], "last_error": error[-room:] or None if room else None}
+        for room in (_ERROR, 600, 200, 0)
+    ]
+    failures = report.failures and report.failures.model_copy(update={"blocked_keys": []})
+    unneeded = dict.fromkeys(("rebuild", "bound", "lag", "advice", "division"))
+    cuts.append(unneeded | {"leases": [], "message": report.message[:60], "failures": failures})
+    cuts.append({"checkpoints": report.checkpoints[:1]})
+    text = ""
+    for cut in cuts:
+        report = report.model_copy(update=cut)
+        text = report.model_dump_json(by_alias=True, exclude_none=True)
         if len(text.encode()) <= TERMINATION_BYTES:
-            return text
-    bare = short.model_copy(
-        update={
-            "rebuild": None,
-            "bound": None,
-            "lag": None,
-            "advice": None,
-            "leases": [],
-            "division": None,
-            "message": report.message[:60],
-            "failures": report.failures and report.failures.model_copy(update={"blocked_keys": []}),
-        }
-    )
-    if len(bare.model_dump_json(by_alias=True, exclude_none=True).encode()) > TERMINATION_BYTES:
-        bare = bare.model_copy(update={"checkpoints": bare.checkpoints[:1]})
-    return bare.model_dump_json(by_alias=True, exclude_none=True)
+            break
+    return text
 
 
 def write_termination(report: Report, path: Path) -> None:
