@@ -242,7 +242,7 @@ class Process:
         connection = MemoryConnection(world.database)
         session = SimpleNamespace(connection=lambda: connection)
         context: Any = SimpleNamespace(
-            config=config, status=None, target=self.target,
+            config=config, status=None, target=self.target, isolates=False,
             databases=SimpleNamespace(target=session, source=session),
             ownership=SimpleNamespace(enter=lambda _: None, leave=lambda: None),
             shutdown=SimpleNamespace(limited=lambda _, act: act(), requested=False), throttle=Throttle(config.delivery),
@@ -253,7 +253,7 @@ class Process:
         held: Any = MemoryHeldFeed(connection, LIMIT)
         owning: Any = Owning(world, connection)
         runner: Any = FaultyRunner(world)
-        handling = Handling(context, runner, Effects(context), feed, settling, held, isolates=False)
+        handling = Handling(context, runner, Effects(context), feed, settling, held)
         actions = steps_of_an_owner(context, owning, feed, handling, held)
         self.steps = Steps(owning, StoppedSteps(context), actions)
 

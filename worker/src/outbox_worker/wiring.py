@@ -14,7 +14,7 @@ from outbox_worker.engine.effects import Effects
 from outbox_worker.engine.handling import Handling
 from outbox_worker.engine.owner_steps import ECHO_SECONDS, NothingPrepared, OwnerSteps, Preparation, WholeProcessor
 from outbox_worker.engine.partition_steps import Partition, PartitionFeed
-from outbox_worker.engine.steps import Steps, isolates, steps_of_an_owner
+from outbox_worker.engine.steps import Steps, steps_of_an_owner
 from outbox_worker.engine.stopped_steps import StoppedSteps
 from outbox_worker.feeds.cursor import CheckpointSettling, CursorFeed
 from outbox_worker.feeds.held import HeldFeed
@@ -184,9 +184,7 @@ def _of_an_owner(unit: Unit, owner: OwnerSteps, feed: Feed) -> Steps:
     """A unit that is owned by a lease, and read after its checkpoint."""
     context, held = unit.context, HeldFeed(unit.context)
     settling = CheckpointSettling(context, unit.reader, unit.runner)
-    handling = Handling(
-        context, unit.runner, Effects(context), feed, settling, held, isolates=isolates(context)
-    )  # fmt: skip
+    handling = Handling(context, unit.runner, Effects(context), feed, settling, held)
     stopped = StoppedSteps(context, unit.reader)
     return Steps(owner, stopped, steps_of_an_owner(context, owner, feed, handling, held))
 

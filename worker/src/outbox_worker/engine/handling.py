@@ -63,10 +63,7 @@ class Handling:
         feed: Feed,
         fresh: CheckpointSettling,
         held: HeldFeed,
-        *,
-        isolates: bool,
     ) -> None:
-        """Keep the collaborators; `isolates`: messages that fail are found under savepoints."""
         self._target = context.databases.target
         self._runner = runner
         self._effects = effects
@@ -74,7 +71,7 @@ class Handling:
         self._fresh = fresh
         self._held = held
         self._pipeline = Pipeline(context, effects, feed, fresh)
-        self._isolates = isolates
+        self._isolates = context.isolates
         self._delivery = context.config.delivery
         # A target outside may be transactional too: by itself, so that the checkpoint follows it all the same.
         self._transactional = context.config.guarantee is Guarantee.TRANSACTIONAL and effects.are_inside

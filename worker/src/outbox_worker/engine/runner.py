@@ -16,7 +16,6 @@ from outbox_core.processor.turns import Turn, Turns, decide_turn
 from outbox_core.progress.checkpoint import StoreAnswer
 from outbox_core.report import Reason
 from outbox_core.spec import Engine
-from outbox_worker.engine.steps import isolates
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.errors import DatabaseError, translate
 from outbox_worker.shutdown import Interrupted
@@ -54,7 +53,7 @@ class Runner:
         self._policy = Policy(
             context.config.delivery,
             bisects=context.config.engine is Engine.WORKER,
-            isolates=isolates(context),
+            isolates=context.isolates,
         )
         self._names: dict[str, object] = {} if membership is None else {"partition": context.key.partition}
         self._batch_began = 0.0

@@ -54,6 +54,11 @@ class StepContext:
         """Effects are in a transaction of the checkpoint's database."""
         return isinstance(self.target, InTransaction)
 
+    @property
+    def isolates(self) -> bool:
+        """The messages of a batch that fail are found under savepoints: effects are in a database of ours."""
+        return self.transactional_target and self.config.engine is Engine.WORKER
+
 
 class Steps:
     """Each step, and what does it. Those of every worker are the same in all modes; a mode adds its own."""
@@ -137,8 +142,3 @@ def steps_of_an_owner(
         Step.HANDLE_HELD: handling.handle_held,
         Step.FAIL_HELD: handling.fail_held,
     }
-
-
-def isolates(context: StepContext) -> bool:
-    """Say whether the messages of a batch that fail are found under savepoints: effects are in a database of ours."""
-    return context.transactional_target and context.config.engine is Engine.WORKER
