@@ -48,14 +48,11 @@ class StoppedSteps:
         if self._reader is None or self._context.config.engine is not Engine.WORKER:
             return None
         with suppress(OutboxError, DatabaseError):
-            return self._name(batch, self._reader)
+            connection = self._context.databases.source.connection()
+            with limited(connection, _NAMING_SECONDS):
+                found = giving_up.find_message(connection, self._reader.in_source(batch))
+            return None if found is None else self.name(found)
         return None
-
-    def _name(self, batch: Batch, reader: PartitionReader) -> Named | None:
-        connection = self._context.databases.source.connection()
-        with limited(connection, _NAMING_SECONDS):
-            found = giving_up.find_message(connection, reader.in_source(batch))
-        return None if found is None else self.name(found)
 
     def name(self, found: giving_up.FoundMessage) -> Named:
         """Say which message it is, and how a person gives it up."""
