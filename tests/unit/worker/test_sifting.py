@@ -34,13 +34,13 @@ END = Checkpoint(10, 100)
 LOST = HandlerError("no queue", reason=Reason.MESSAGE_UNROUTABLE)
 
 
-def sort(failed, *, when=WhenExhausted.DEAD_LETTER, crash_count=0, before=(), retry=None):
+def sort(failed, *, when=WhenExhausted.DEAD_LETTER, crash_count=0, before=(), retry=None, given_up=None):
     claimed = ClaimedBatch(1, 0, 1, None, (), BEGINNING, END, len(MESSAGES), crash_count=crash_count)
     chunk = Chunk(BEGINNING, END, MESSAGES, 8, full=True, matched_count=8, claimed=claimed)
     delivery = Delivery(
         mode=Mode.COMPETING, competing=Competing(), when_exhausted=when, retry=retry or Retry(max_attempts=3)
     )
-    sifting = Sifting(chunk, claimed, MESSAGES, dict(before), delivery, random.Random(1), None)
+    sifting = Sifting(chunk, claimed, MESSAGES, dict(before), delivery, random.Random(1), given_up)
     return sifting.sort_named(MessagesFailedError({PAIRS[number]: LOST for number in failed}))
 
 
@@ -64,6 +64,12 @@ def test_where_one_is_to_be_stopped_at_only_what_is_before_it_is_behind():
     assert (sifted.stop.message.message_id, sifted.stop.verdict.action) == ("m-6", Action.STOP)
     sifted = sort([0], when=WhenExhausted.STOP, before={PAIRS[0]: 2})
     assert (sifted.behind, sifted.upto, sifted.stop.message.message_id) == (0, None, "m-1")
+
+
+def test_the_message_that_a_person_gave_up_is_dead_and_another_one_is_stopped_at():
+    sifted = sort([2, 5], when=WhenExhausted.STOP, before={PAIRS[2]: 2, PAIRS[5]: 2}, given_up="10:3")
+    assert actions(sifted) == {"m-3": (Action.DEAD_LETTER, 3)}
+    assert sifted.stop.message.message_id == "m-6"
 
 
 def test_what_is_no_messages_fault_is_raised():

@@ -14,7 +14,7 @@ from outbox_core.errors import HandlerError, TransientError
 from outbox_core.message import Message
 from outbox_core.processor import outcomes
 from outbox_core.processor.claimed_batch import Action, Chunk, ClaimedBatch, Refusal, Verdict
-from outbox_core.processor.competing import choose_priority, judge, when_exhausted_at
+from outbox_core.processor.competing import choose_priority, judge
 from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.outcomes import Completed, Deferred, Joined, Lost, NothingTaken, Sifted, Taken
 from outbox_core.processor.state import Policy, ProcessorState, Step
@@ -76,6 +76,10 @@ def test_nothing_waits_for_ever_behind_what_is_more_urgent(arrivals, priority):
     assert handled_before <= stored_in_time
 
 
+def delivering(retry, when):
+    return POLICY.delivery.model_copy(update={"retry": retry, "when_exhausted": when})
+
+
 @pytest.mark.parametrize(
     ("when", "action", "attempts"),
     [
@@ -86,12 +90,19 @@ def test_nothing_waits_for_ever_behind_what_is_more_urgent(arrivals, priority):
     ],
 )
 def test_what_becomes_of_a_message_whose_attempts_ran_out(when, action, attempts):
-    retry = Retry(max_attempts=3)
+    delivery = delivering(Retry(max_attempts=3), when)
     error = HandlerError("no")
-    assert judge(2, error, retry, when, 0.0) == Verdict(Action.RETRY, 2, 2.0)
-    verdict = judge(3, error, retry, when, 0.0)
+    assert judge(2, error, delivery, 0.0) == Verdict(Action.RETRY, 2, 2.0)
+    verdict = judge(3, error, delivery, 0.0)
     assert (verdict.action, verdict.attempts) == (action, attempts)
     assert verdict.wait == (60.0 if action is Action.RETRY else 0.0)
+
+
+def test_a_message_that_a_person_gave_up_is_tried_and_then_dead():
+    delivery = delivering(Retry(max_attempts=3), WhenExhausted.STOP)
+    assert judge(2, HandlerError("no"), delivery, 0.0, given_up=True) == Verdict(Action.RETRY, 2, 2.0)
+    assert judge(3, HandlerError("no"), delivery, 0.0, given_up=True) == Verdict(Action.DEAD_LETTER, 3)
+    assert judge(3, HandlerError("no"), delivery, 0.0) == Verdict(Action.STOP, 3)
 
 
 def test_a_batch_that_fails_is_halved_until_one_is_alone_which_leaves_it():
@@ -304,11 +315,6 @@ def test_stopped_at_a_message_it_looks_whether_a_person_gave_it_up_and_tries_it_
     assert (state.step, state.due, state.given_up) == (Step.HOLD, DECISION_POLL, None)
     state = decide(state, outcomes.Decision(given_up=True))
     assert (state.step, state.due, state.claimed, state.given_up) == (Step.FETCH, 0.0, WORK, "10:93")
-    delivery = POLICY.delivery.model_copy(update={"when_exhausted": WhenExhausted.STOP})
-    message = refused().message
-    assert when_exhausted_at(message, delivery, str(message.checkpoint)) is WhenExhausted.DEAD_LETTER
-    assert when_exhausted_at(message, delivery, "10:94") is WhenExhausted.STOP
-    assert when_exhausted_at(message, delivery, None) is WhenExhausted.STOP
 
 
 def test_a_lost_batch_is_forgotten_and_the_next_one_taken():
@@ -364,8 +370,9 @@ def test_a_target_that_is_down_costs_no_attempt_and_its_batch_goes_back_while_th
 def test_classes_say_whose_fault_it_is_and_who_failed_how_long_to_wait():
     never = Retry(never=["ValueError"], forever=["ConnectionError"])
     busy = HandlerError("busy", retry_after=30.0)
-    assert judge(1, HandlerError("no", classes=("ValueError",)), never, WhenExhausted.SKIP, 0.0).action is Action.SKIP
-    assert judge(1, busy, never, WhenExhausted.SKIP, 0.0) == Verdict(Action.RETRY, 1, 30.0)
+    delivery = delivering(never, WhenExhausted.SKIP)
+    assert judge(1, HandlerError("no", classes=("ValueError",)), delivery, 0.0).action is Action.SKIP
+    assert judge(1, busy, delivery, 0.0) == Verdict(Action.RETRY, 1, 30.0)
     policy = replace(POLICY, delivery=POLICY.delivery.model_copy(update={"retry": never}))
     lost = outcomes.Failed(HandlerError("no", classes=("ConnectionError",)))
     state = decide_next(handling(1), lost, 0.0, policy, 0.0)

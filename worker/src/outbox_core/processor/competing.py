@@ -29,12 +29,11 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from outbox_core.errors import OutboxError
-    from outbox_core.message import Message
     from outbox_core.processor.claimed_batch import ClaimedBatch
     from outbox_core.processor.state import Policy, ProcessorState
     from outbox_core.processor.turns import Turns
     from outbox_core.progress.checkpoint import Checkpoint
-    from outbox_core.spec import Delivery, Retry
+    from outbox_core.spec import Delivery
 
 AGAIN_SECONDS: Final = 0.25
 """After so long, what is left of messages that failed before waits for their next turn: the others come meanwhile."""
@@ -59,12 +58,17 @@ def choose_priority(heads: Mapping[int, datetime], ageing: timedelta) -> int:
     return min(heads, key=lambda priority: (heads[priority] + priority * ageing, priority))
 
 
-def judge(attempts: int, error: OutboxError, settings: Retry, when_exhausted: WhenExhausted, chance: float) -> Verdict:
-    """Say what becomes of a message that failed with `error`, for the `attempts`-th time."""
-    delay = retry.decide_retry(attempts, settings, chance, error)
+def judge(attempts: int, error: OutboxError, delivery: Delivery, chance: float, *, given_up: bool = False) -> Verdict:
+    """Say what becomes of a message that failed with `error`, for the `attempts`-th time.
+
+    `given_up`: a person gave the message up, so when its attempts ran out it is a dead letter.
+    """
+    delay = retry.decide_retry(attempts, delivery.retry, chance, error)
     if delay is not None:
         return Verdict(Action.RETRY, attempts, delay)
-    match when_exhausted:
+    if given_up:
+        return Verdict(Action.DEAD_LETTER, attempts)
+    match delivery.when_exhausted:
         case WhenExhausted.STOP:
             return Verdict(Action.STOP, attempts)
         case WhenExhausted.DEAD_LETTER:
@@ -72,14 +76,9 @@ def judge(attempts: int, error: OutboxError, settings: Retry, when_exhausted: Wh
         case WhenExhausted.SKIP:
             return Verdict(Action.SKIP, attempts)
         case WhenExhausted.REQUEUE:
-            return Verdict(Action.RETRY, 0, settings.max_backoff.total_seconds())
+            return Verdict(Action.RETRY, 0, delivery.retry.max_backoff.total_seconds())
         case _:
-            assert_never(when_exhausted)
-
-
-def when_exhausted_at(message: Message, delivery: Delivery, given_up: str | None) -> WhenExhausted:
-    """Say what becomes of the message after its attempts: of the one that a person gave up, what they were told."""
-    return WhenExhausted.DEAD_LETTER if message.pair == given_up else delivery.when_exhausted
+            assert_never(delivery.when_exhausted)
 
 
 def share_time(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_core.processor import failing
 from outbox_core.processor.claimed_batch import Action, Chunk, Refusal
-from outbox_core.processor.competing import judge, when_exhausted_at
+from outbox_core.processor.competing import judge
 from outbox_core.processor.isolation import Search
 from outbox_core.processor.outcomes import Sifted
 from outbox_worker.logs import get_logger
@@ -125,8 +125,9 @@ class Sifting:
         message = self._messages[number]
         crash_count = self._claimed.crash_count if number == 0 else 0
         attempts = crash_count + 1 + self._failed_before.get(message.checkpoint, 0)
-        exhausted = when_exhausted_at(message, self._delivery, self._given_up)
-        return Refusal(message, error, judge(attempts, error, self._delivery.retry, exhausted, self._random.random()))
+        given_up = message.pair == self._given_up
+        verdict = judge(attempts, error, self._delivery, self._random.random(), given_up=given_up)
+        return Refusal(message, error, verdict)
 
     def _sifted(self, behind: int, block: int) -> Sifted:
         left = tuple(self._refusals if self._stop is None else self._refusals[:-1])
