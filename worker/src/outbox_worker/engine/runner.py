@@ -96,10 +96,9 @@ class Runner:
 
     def _look_again(self) -> outcomes.Outcome | None:
         """Say whether the heartbeat saw held messages otherwise than this runner believes: a person decided."""
-        watch = self.context.observer.watch
-        if self.state.step is not Step.FETCH or not watch.seen:
+        if self.state.step is not Step.FETCH:
             return None
-        if (seen := watch.take(self.context.key.partition)) is None:
+        if (seen := self.context.observer.held_seen.pop(self.context.key.partition, None)) is None:
             return None
         unknown = seen.due and self.state.held_due > time.monotonic() + 1.0
         return outcomes.HeldChanged() if unknown or (self.state.blocking and not seen.blocking) else None

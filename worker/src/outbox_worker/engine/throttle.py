@@ -1,11 +1,10 @@
-"""Before the target: its circuit breaker and the processor's rate, one for a process; and what the heartbeat saw.
+"""Before the target: its circuit breaker and the processor's rate, one for a process.
 
 Decisions are outbox_core's.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -26,36 +25,16 @@ from outbox_core.processor import outcomes
 from outbox_core.report import Reason, WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Mapping
+    from collections.abc import Collection, Hashable
 
     from outbox_core.errors import OutboxError
     from outbox_core.message import Batch
     from outbox_core.processor.state import ProcessorState
     from outbox_core.spec import Delivery
-    from outbox_worker.postgres.feeds.holding import Seen
 
 _ROUNDING = 0.001
 _LATE: Final = 5.0
 """Seconds by which an attempt may be later than `retry.maxBackoff` asks for: due messages are probes one by one."""
-
-
-class HeldWatch:
-    """What the heartbeat last saw of held messages; each runner takes each look once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.seen: dict[int, Seen] = {}
-        """What no runner has taken yet, by partition."""
-
-    def note(self, seen: Mapping[int, Seen]) -> None:
-        """Take what was seen, by partition."""
-        with self._lock:
-            self.seen = dict(seen)
-
-    def take(self, partition: int) -> Seen | None:
-        """Return what was seen of a partition since it was last asked for."""
-        with self._lock:
-            return self.seen.pop(partition, None)
 
 
 class Throttle:

@@ -9,7 +9,6 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.report import CheckpointView
-from outbox_worker.engine.throttle import HeldWatch
 from outbox_worker.postgres.call import fetch_rows
 from outbox_worker.postgres.connection import limited
 from outbox_worker.postgres.feeds import holding
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from outbox_worker.observe.sight import Sight, Stored
     from outbox_worker.observe.status import ProcessStatus
     from outbox_worker.postgres.connection import Connection
+    from outbox_worker.postgres.feeds.holding import Seen
     from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.postgres.reading.messages import MessageReader
 
@@ -56,7 +56,8 @@ class Observer:
         self._sight = sight
         self._limit = max(0.1, lease * _LIMIT_SHARE)
         self._budget = lease * _BUDGET_SHARE
-        self.watch = HeldWatch()
+        self.held_seen: dict[int, Seen] = {}
+        """What was last seen of held messages, by partition; each runner takes its own. Replaced whole: no lock."""
         self._reader: MessageReader | None = None
         self._high_water_mark: HighWaterMarkObserver | None = None
 
@@ -93,7 +94,7 @@ class Observer:
             failures, seen = holding.observe(connection, self._key)
             self._status.set_observed(failures=failures)
             if self._sight.by_lease:
-                self.watch.note(seen)
+                self.held_seen = dict(seen)
         self._stored = stored
         if not self._apart and self.observe_source(connection, enough) and not failures.held:
             self._empty_at = place
