@@ -191,10 +191,10 @@ class DispatchReader:
         due = sql.SQL("coalesce({} <= clock_timestamp(), true)").format(table.deliver_after)
         now = self._can_delay and table is self.table
         return sql.SQL(
-            "o.{} AS transaction_id, o.{} AS position, {} AS matches, {} AS due, {} AS stored, {} AS unique_key"
+            "{} AS transaction_id, {} AS position, {} AS matches, {} AS due, {} AS stored, {} AS unique_key"
         ).format(
-            sql.Identifier(table.columns.transaction_id),
-            sql.Identifier(table.columns.position),
+            table.transaction_id,
+            table.position,
             self._scan.matches(table),
             due if now else sql.SQL("true"),
             table.stored_bytes if now else sql.SQL("NULL::int"),

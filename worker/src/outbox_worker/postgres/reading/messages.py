@@ -33,7 +33,7 @@ from outbox_worker.postgres.reading.range_reader import SnapshotReader
 from outbox_worker.postgres.reading.range_scan import RangeScan
 from outbox_worker.postgres.reading.read_range import AFTER, UP_TO, ReadRange, Templates, pair_literals
 from outbox_worker.postgres.reading.shared_look import PartitionLook
-from outbox_worker.postgres.reading.table import OutboxTable, build_messages, is_slot
+from outbox_worker.postgres.reading.table import OutboxTable, build_messages
 from outbox_worker.postgres.template import Template, place
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.reading.ahead import ReadAhead
     from outbox_worker.postgres.reading.payloads import PayloadBound
     from outbox_worker.postgres.reading.shared_look import SharedLook
-    from outbox_worker.postgres.reading.table import Slot
 
 WINDOW: Final = 20_000
 """Rows that one call looks at when a filter lets only some through."""
@@ -102,14 +101,14 @@ class MessageReader:
         self._partition = 0 if part is None else part.partition
         self.slots: tuple[int | None, ...] = () if part is None else _slots_read(part, source)
         """Hash slots of the partition."""
-        self._slot = None if part is None else self._table.slot(part.partitions.key, source.schema_name)
+        slot = None if part is None else self._table.slot(part.partitions.key, source.schema_name)
         barrier = None if part is None else part.barrier
         self._barrier = None if barrier is None or barrier.window is not None else barrier
         self._templates = Templates()
         self._is_short = False
         computed = None if part is None else self._table.computed_slot(part.partitions.key)
         scan = RangeScan.of(source, self._table)
-        self._scan = replace(scan, slot=self._slot, computed_slot=computed, slots=self.slots)
+        self._scan = replace(scan, slot=slot, computed_slot=computed, slots=self.slots)
         self._types, self._publications = self._scan.types, self._scan.publications
         self._look = None
         if shared is not None and part is not None and self._types is None:
@@ -199,12 +198,9 @@ class MessageReader:
         wanted = ReadRange(after, limit=window, is_short=self._is_short)
 
         def compose() -> sql.Composed:
-            columns = "o.{} AS transaction_id, o.{} AS position, {} AS matches, {} IS NOT NULL AS delayed"
-            named = sql.SQL(columns).format(
-                sql.Identifier(self._table.columns.transaction_id),
-                sql.Identifier(self._table.columns.position),
-                self._table.matches(self._types),
-                self._table.deliver_after,
+            table = self._table
+            named = sql.SQL("{} AS transaction_id, {} AS position, {} AS matches, {} IS NOT NULL AS delayed").format(
+                table.transaction_id, table.position, table.matches(self._types), table.deliver_after
             )
             name = "examine_messages" if self._types is None else "examine_filtered"
             return load(name).format(rows=self._rows(named, wanted))
@@ -271,7 +267,7 @@ class MessageReader:
         """Return the same SELECT as `keyed_relation` of these messages, in the order of positions or of pairs."""
         columns = sql.SQL("{}, {} AS key").format(self._table.selection(payload="text"), self._table.key_text(key))
         rows = self._table.picked(columns, *pair_literals(pairs), self._publications)
-        order = sql.Identifier("o", self._table.columns.position) if by_position else self._table.pair
+        order = self._table.position if by_position else self._table.pair
         return sql.SQL("{} ORDER BY {}").format(rows, order)
 
     def lag(self, connection: Connection, after: Checkpoint, cap: int = LAG_CAP) -> Lag:
@@ -336,80 +332,19 @@ class MessageReader:
 
     def _rows(self, columns: sql.Composable, wanted: ReadRange, *, only_matching: bool = False) -> sql.Composed:
         """Build the keyset scan over `o`, in order: one index range, or one for each publication or slot, merged."""
-        if self._slot is not None:
-            return self._united(columns, wanted, only_matching=only_matching)
         conditions = self._conditions(wanted)
         if only_matching and self._types is not None:
             conditions.append(self._table.matches(self._types))
-        order = sql.SQL("ORDER BY {}").format(self._table.pair)
-        limit = _limit(wanted)
-        if self._publications:
-            column = sql.Identifier("o", self._table.columns.publication_id or "")
-            one = len(self._publications) == 1
-            conditions.append(
-                sql.SQL("{} = {}").format(column, sql.Literal(self._publications[0]) if one else sql.SQL("wanted.id"))
-            )
-            if not one:
-                return self._merged(columns, conditions, order, limit)
-        return sql.SQL("SELECT {} FROM {} AS o WHERE {} {} {}").format(
-            columns, self._table.identifier, sql.SQL(" AND ").join(conditions), order, limit
-        )
-
-    def _merged(
-        self, columns: sql.Composable, conditions: list[sql.Composable], order: sql.Composable, limit: sql.Composable
-    ) -> sql.Composed:
-        """Read each publication by itself; the first of all are among the first of each."""
-        return sql.SQL(
-            "SELECT {columns} FROM unnest({publications}::text[]) AS wanted (id) CROSS JOIN LATERAL "
-            "(SELECT o.* FROM {table} AS o WHERE {conditions} {order} {limit}) AS o {order} {limit}"
-        ).format(
-            columns=columns,
-            publications=sql.Literal(list(self._publications)),
-            table=self._table.identifier,
-            conditions=sql.SQL(" AND ").join(conditions),
-            order=order,
-            limit=limit,
-        )
-
-    def _united(self, columns: sql.Composable, wanted: ReadRange, *, only_matching: bool) -> sql.Composed:
-        """Read the slots' index ranges and put what they have in order.
-
-        One arm is repeated for each slot where few rows are to be found, or all of a range are: it takes a third of the
-        time to parse and to plan. Else each slot has an arm of its own (`Merge Append`): of each no more is read than
-        is returned, and one row.
-        """
-        arms = [self._arm(columns, wanted, slot, only_matching=only_matching) for slot in self.slots]
-        if wanted.is_short or wanted.limit is None:
-            each = self._arm(columns, wanted, sql.SQL("s.slot"), only_matching=only_matching)
-            named = sql.Literal([slot for slot in self.slots if slot is not None])
-            arms = arms[-1:] if None in self.slots else []
-            arms.append(
-                sql.SQL("(SELECT l.* FROM unnest({}::int[]) AS s (slot) CROSS JOIN LATERAL {} AS l)").format(
-                    named, each
-                )
-            )
-        return sql.SQL("SELECT u.* FROM ({}) AS u ORDER BY u.transaction_id, u.position {}").format(
-            sql.SQL(" UNION ALL ").join(arms), _limit(wanted)
-        )
-
-    def _arm(self, columns: sql.Composable, wanted: ReadRange, slot: Slot, *, only_matching: bool) -> sql.Composed:
-        conditions = [is_slot(sql.SQL("{}").format(self._slot), slot), *self._conditions(wanted)]
-        if only_matching and self._types is not None:
-            conditions.append(self._table.matches(self._types))
-        if self._publications:
-            column = sql.Identifier("o", self._table.columns.publication_id or "")
-            conditions.append(sql.SQL("{} = ANY ({}::text[])").format(column, sql.Literal(list(self._publications))))
-        return sql.SQL("(SELECT {} FROM {} AS o WHERE {} ORDER BY {} {})").format(
-            columns, self._table.identifier, sql.SQL(" AND ").join(conditions),
-            self._table.slot_order(self._slot, slot), _limit(wanted),
-        )  # fmt: skip
+        # Where few rows are to be found, or all of a range are, each slot's have to be read to their end.
+        repeated = wanted.is_short or wanted.limit is None
+        return self._scan.merged(columns, conditions, wanted.limit_place, repeated=repeated)
 
     def _conditions(self, wanted: ReadRange) -> list[sql.Composable]:
         """Say which rows are in the range, so that an index of pairs is read from its beginning to its end.
 
         The index of slots too: it has the pairs of a slot behind it.
         """
-        pair, transaction_id = self._table.pair, sql.Identifier("o", self._table.columns.transaction_id)
+        pair = self._table.pair
         if wanted.is_in_one_transaction:
             ends = place("after_position"), place("up_to_position")
             return [self._table.inside_transaction(place("up_to_id"), *ends)]
@@ -417,7 +352,7 @@ class MessageReader:
         if wanted.up_to is not None:
             conditions.append(sql.SQL("({}) <= ({})").format(pair, UP_TO))
         elif wanted.below_high_water_mark:
-            conditions.append(sql.SQL("{} < {}").format(transaction_id, _HIGH_WATER_MARK))
+            conditions.append(sql.SQL("{} < {}").format(self._table.transaction_id, _HIGH_WATER_MARK))
             if self._barrier is not None:
                 barrier = sql.Literal(str(self._barrier.transaction_id)), sql.Literal(self._barrier.position)
                 conditions.append(sql.SQL("({}) <= ({}::xid8, {}::bigint)").format(pair, *barrier))
@@ -431,7 +366,3 @@ def _slots_read(part: Slice, source: Source) -> tuple[int | None, ...]:
     """
     slots = slots_of(part.partition, part.partitions.count)
     return (*slots, None) if part.partition == 0 and source.table is not None else slots
-
-
-def _limit(wanted: ReadRange) -> sql.Composable:
-    return sql.SQL("") if wanted.limit is None else sql.SQL("LIMIT {}::bigint").format(place("limit"))

@@ -19,11 +19,11 @@ from psycopg import sql
 from outbox_core.errors import ConfigurationError
 from outbox_core.progress.snapshot_range import Plan, SnapshotRange
 from outbox_worker.postgres.reading.read_range import AFTER, UP_TO, Lookup, Walk, pair_place
-from outbox_worker.postgres.reading.table import OutboxTable, as_text, is_slot
+from outbox_worker.postgres.reading.table import OutboxTable, is_slot
 from outbox_worker.postgres.template import Template, place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import TypeAlias
 
     from outbox_core.spec import Source
@@ -44,7 +44,7 @@ SIZE: Final = sql.SQL("{}::bigint").format(place("size"))
 """Of a `Walk` or a `Lookup`."""
 _BEHIND: Final = sql.SQL("{}::bigint").format(place("after"))
 _SEEN_NOW: Final = sql.SQL(
-    "o.{0} < pg_snapshot_xmax(pg_current_snapshot()) AND pg_visible_in_snapshot(o.{0}, (SELECT pg_current_snapshot()))"
+    "{0} < pg_snapshot_xmax(pg_current_snapshot()) AND pg_visible_in_snapshot({0}, (SELECT pg_current_snapshot()))"
 )
 """The first of them bounds what is walked of the index."""
 
@@ -111,7 +111,7 @@ class RangeScan:
     def keys(self) -> sql.Composed:
         """Position of `o`, whether its type is wanted, and whether it may be delayed."""
         return sql.SQL("{} AS position, {} AS matches, {} IS NOT NULL AS delayed").format(
-            self._position, self.table.matches(self.types), self.table.deliver_after
+            self.table.position, self.table.matches(self.types), self.table.deliver_after
         )
 
     def positions(self, plan: Plan) -> sql.SQL:
@@ -128,9 +128,8 @@ class RangeScan:
 
         With places for the numbers of `wanted`. Not for BY_POSITION, see `walk`.
         """
-        keys = sql.SQL("o.{t} AS transaction_id, {p} AS position").format(
-            t=self._name("transaction_id"), p=self._position
-        )
+        table = self.table
+        keys = sql.SQL("{} AS transaction_id, {} AS position").format(table.transaction_id, table.position)
         if plan is Plan.BY_TRANSACTION:
             few = sql.Literal(limits.small + 1)
             arms = self._arms(keys, wanted, limit=few, bounded=False)
@@ -142,10 +141,10 @@ class RangeScan:
         rows = sql.SQL(
             "SELECT {columns} FROM (SELECT f.transaction_id, f.position FROM {source} AS f WHERE f.position > {after} "
             "ORDER BY f.position + 0 LIMIT {size}) AS k CROSS JOIN LATERAL (SELECT o.* FROM {table} AS o "
-            "WHERE o.{t} = k.transaction_id AND {p} = k.position OFFSET 0) AS o ORDER BY {p}"
+            "WHERE {t} = k.transaction_id AND {p} = k.position OFFSET 0) AS o ORDER BY {p}"
         ).format(
-            columns=columns, source=source, after=_BEHIND, size=SIZE, table=self.table.identifier,
-            t=self._name("transaction_id"), p=self._position,
+            columns=columns, source=source, after=_BEHIND, size=SIZE, table=table.identifier, t=table.transaction_id,
+            p=table.position,
         )  # fmt: skip
         return found, rows
 
@@ -164,23 +163,20 @@ class RangeScan:
         """
         inside = self._arms(sql.SQL("o.*"), wanted, limit=None, bounded=True)
         return sql.SQL("SELECT {} FROM ({}) AS o WHERE {} ORDER BY {}").format(
-            columns, inside, self.table.matches(self.types), self._position
+            columns, inside, self.table.matches(self.types), self.table.position
         )
 
     def newest(self, *, below: sql.Composable | None = None) -> sql.Composed:
         """Return the SELECT of the highest transaction id of a committed message, below a bound; of all partitions."""
-        transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
-        bound = sql.SQL("true") if below is None else sql.SQL("{} < {}").format(transaction_id, below)
+        table = self.table
+        bound = sql.SQL("true") if below is None else sql.SQL("{} < {}").format(table.transaction_id, below)
         # Backwards along the index, whichever of the two there is.
-        arms = [
-            sql.SQL("(SELECT {t} AS id FROM {table} AS o WHERE {where} ORDER BY {t} DESC, o.{p} DESC LIMIT 1)").format(
-                t=transaction_id, table=self.table.identifier, where=each, p=self._name("position")
-            )
-            for each in self._by_publication(bound)
-        ]
-        return sql.SQL("SELECT n.id::text FROM ({}) AS n ORDER BY n.id DESC LIMIT 1").format(
-            sql.SQL(" UNION ALL ").join(arms)
+        order = sql.SQL("{} DESC, {} DESC").format(table.transaction_id, table.position)
+        lists, conditions, _ = self._by_publication()
+        ids = self._sought(
+            sql.SQL("{} AS id").format(table.transaction_id), (lists, [*conditions, bound], order), sql.Literal(1)
         )
+        return sql.SQL("SELECT n.id::text FROM ({}) AS n ORDER BY n.id DESC LIMIT 1").format(ids)
 
     def slots_since(
         self, slot: sql.Composable, since: sql.Composable, below: sql.Composable, most: int
@@ -189,45 +185,61 @@ class RangeScan:
 
         Of at most `most` messages, or of so many of each publication.
         """
-        transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
-        bound = sql.SQL("{t} >= {since} AND {t} < {below}").format(t=transaction_id, since=since, below=below)
-        arms = [
-            sql.SQL("(SELECT {slot} AS slot FROM {table} AS o WHERE {where} ORDER BY {t}, o.{p} LIMIT {most})").format(
-                slot=slot, table=self.table.identifier, where=each, t=transaction_id, p=self._name("position"),
-                most=sql.Literal(most),
-            )
-            for each in self._by_publication(bound)
-        ]  # fmt: skip
-        return sql.SQL(" UNION ALL ").join(arms)
+        lists, conditions, order = self._by_publication()
+        bound = sql.SQL("{t} >= {since} AND {t} < {below}").format(
+            t=self.table.transaction_id, since=since, below=below
+        )
+        return self._sought(sql.SQL("{} AS slot").format(slot), (lists, [*conditions, bound], order), sql.Literal(most))
 
-    def _by_publication(self, condition: sql.Composable) -> list[sql.Composable]:
-        """Return the condition, or one for each publication: an index of publications begins with them."""
-        if not self.publications:
-            return [condition]
-        column = sql.SQL("o.{}").format(self._name("publication_id"))
-        return [sql.SQL("{} = {} AND {}").format(column, sql.Literal(each), condition) for each in self.publications]
+    def merged(
+        self, columns: sql.Composable, conditions: Parts, limit: sql.Composable | None, *, repeated: bool
+    ) -> sql.Composed:
+        """Return the SELECT of the rows that meet conditions, in the order of pairs.
+
+        It reads one index range, or merges those of each publication or slot. `repeated`: one arm is repeated for each
+        slot, which takes a third of the time to parse and to plan. Else each slot has an arm of its own (`Merge
+        Append`): of each no more is read than is returned, and one row.
+        """
+        if self.slot is None:
+            heads = [self._by_publication()]
+        elif repeated:
+            heads = self._of_slots()
+        else:
+            heads = [self._of_slot(each) for each in self.slots]
+        arms = [self._sought(columns, (lists, [*own, *conditions], order), limit) for lists, own, order in heads]
+        is_sorted = len(heads) == 1 and not heads[0][0]
+        return arms[0] if is_sorted else _unite(arms, limit)
+
+    def _by_publication(self) -> Sought:
+        """Return what rows of all partitions are sought by: an index of publications begins with them."""
+        names, column = list(self.publications), self.table.publication_id
+        if not names:
+            return [], [], self.table.pair
+        if len(names) == 1:
+            return [], [sql.SQL("{} = {}").format(column, sql.Literal(names[0]))], self.table.pair
+        wanted = sql.SQL("unnest({}::text[]) AS wanted (id)").format(sql.Literal(names))
+        return [wanted], [sql.SQL("{} = wanted.id").format(column)], self.table.pair
 
     def first_unexamined(self, window: SnapshotRange) -> sql.Composed:
         """Return the SELECT of the lowest pair of a committed message that is not examined; of all partitions."""
         lower, _ = window.snapshots
         low = min(lower.in_progress, default=lower.xmax)
-        transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
+        transaction_id = self.table.transaction_id
         conditions: list[sql.Composable] = [sql.SQL("true")]
         if window.lower is not None:
             conditions = [sql.SQL("NOT {}").format(_sees(sql.Literal(window.lower), transaction_id))]
         if window.upper is not None:
             conditions.append(
                 sql.SQL("NOT ({} AND {} <= {})").format(
-                    _sees(sql.Literal(window.upper), transaction_id), self._position, sql.Literal(window.position)
+                    _sees(sql.Literal(window.upper), transaction_id), self.table.position, sql.Literal(window.position)
                 )
             )
-        if self.publications:
-            conditions.append(self._published())
+        conditions += self._published
         return sql.SQL(
             "SELECT {t} AS transaction_id, {p} AS position FROM {table} AS o WHERE {t} >= {low}::xid8 AND {rest} "
             "ORDER BY {t}, {p} LIMIT 1"
         ).format(
-            t=transaction_id, p=self._position, table=self.table.identifier, low=sql.Literal(str(low)),
+            t=transaction_id, p=self.table.position, table=self.table.identifier, low=sql.Literal(str(low)),
             rest=sql.SQL(" AND ").join(conditions),
         )  # fmt: skip
 
@@ -236,32 +248,27 @@ class RangeScan:
 
         With places for the numbers of `wanted`.
         """
-        limit = _limit(None if wanted.limit is None else sql.SQL("{}::bigint").format(place("limit")))
+        limit = wanted.limit_place
         arms = [
             sql.SQL("SELECT {} FROM {} AS o WHERE {} ORDER BY {} {}").format(
                 columns(table), table.identifier,
                 sql.SQL(" AND ").join([*conditions, *self._common(table, wanted, only_matching=only_matching)]),
-                table.pair, limit,
+                table.pair, _limit(limit),
             )
             for table, conditions in (self._listed(wanted) if wanted.window is None else self._between(wanted.numbers))
         ]  # fmt: skip
-        if len(arms) == 1:
-            return arms[0]
-        joined = sql.SQL(" UNION ALL ").join(sql.SQL("({})").format(arm) for arm in arms)
-        return sql.SQL("SELECT u.* FROM ({}) AS u ORDER BY u.transaction_id, u.position {}").format(joined, limit)
+        return arms[0] if len(arms) == 1 else _unite(arms, limit)
 
     def matches(self, table: OutboxTable) -> sql.Composable:
         """Whether the row `o` of one of the tables passes the filters."""
         matches = table.matches(self.types)
-        if not self.publications:
-            return matches
-        column = sql.Identifier("o", table.columns.publication_id or "")
-        return sql.SQL("({} AND {} = ANY ({}::text[]))").format(matches, column, sql.Literal(list(self.publications)))
+        published = table.is_published(self.publications)
+        return sql.SQL("({} AND {})").format(matches, published) if self.publications else matches
 
     def counted(self, table: OutboxTable) -> sql.Composed:
         """List the columns of `o` that `count_lag` needs."""
-        return sql.SQL("o.{} AS transaction_id, o.{} AS position, {} AS matches, {} AS scheduled").format(
-            sql.Identifier(table.columns.transaction_id), sql.Identifier(table.columns.position), self.matches(table),
+        return sql.SQL("{} AS transaction_id, {} AS position, {} AS matches, {} AS scheduled").format(
+            table.transaction_id, table.position, self.matches(table),
             sql.SQL("NULL::timestamptz") if table.columns.scheduled is None else table.moment,
         )  # fmt: skip
 
@@ -276,14 +283,13 @@ class RangeScan:
         elif wanted.up_to is not None:
             common.append(sql.SQL("({}) <= ({})").format(table.pair, UP_TO))
         if wanted.excluded:
-            column = sql.Identifier("o", table.columns.position)
-            common.append(sql.SQL("{} <> ALL ({}::bigint[])").format(column, place("excluded")))
+            common.append(sql.SQL("{} <> ALL ({}::bigint[])").format(table.position, place("excluded")))
         if only_matching and (self.types is not None or self.publications):
             common.append(self.matches(table))
         return common
 
     def _between(self, numbers: Mapping[str, object]) -> list[tuple[OutboxTable, list[sql.Composable]]]:
-        transaction_id = sql.Identifier("o", self.table.columns.transaction_id)
+        transaction_id = self.table.transaction_id
         new: list[sql.Composable] = [
             sql.SQL("({}) > ({})").format(self.table.pair, pair_place("start")),
             sql.SQL("{} < {}::xid8").format(transaction_id, place("end_id")),
@@ -321,7 +327,7 @@ class RangeScan:
     def ahead(self, count: int) -> sql.Composed:
         """Return the SELECT of the position of the row so many behind a walk's; none where there are not so many."""
         return sql.SQL("SELECT {p} FROM {table} AS o WHERE {p} > {after} ORDER BY {p} OFFSET {skip} LIMIT 1").format(
-            p=self._position, table=self.table.identifier, after=_BEHIND, skip=sql.Literal(count - 1)
+            p=self.table.position, table=self.table.identifier, after=_BEHIND, skip=sql.Literal(count - 1)
         )
 
     def unexamined(self, window: SnapshotRange, limit: int) -> sql.Composed:
@@ -338,16 +344,14 @@ class RangeScan:
 
     def along_all(self, count: int, after: int, most: int) -> sql.Composed:
         """Return the SELECT of the rows behind a position, of all partitions: of which each is, and if it is wanted."""
-        transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
-        wanted: list[sql.Composable] = [sql.SQL("{} IS NOT NULL").format(transaction_id)]
-        if self.publications:
-            wanted.append(self._published())
+        transaction_id = self.table.transaction_id
+        wanted = [sql.SQL("{} IS NOT NULL").format(transaction_id), *self._published]
         return sql.SQL(
             "SELECT coalesce({slot}, 0) % {count} AS partition, {p} AS position, {t} AS transaction_id, "
             "{delayed} IS NOT NULL AS delayed, {wanted} AS wanted "
             "FROM {table} AS o WHERE {p} > {after} ORDER BY {p} LIMIT {most}"
         ).format(
-            slot=self.computed_slot or self.slot, count=sql.Literal(count), p=self._position, t=transaction_id,
+            slot=self.computed_slot or self.slot, count=sql.Literal(count), p=self.table.position, t=transaction_id,
             delayed=self.table.deliver_after, wanted=sql.SQL(" AND ").join(wanted), table=self.table.identifier,
             after=sql.Literal(after), most=sql.Literal(most),
         )  # fmt: skip
@@ -359,16 +363,16 @@ class RangeScan:
 
         Only functions, which no index knows, say what belongs to the range. At most `ahead` rows are looked at.
         """
-        places = [sql.SQL("{} > {}").format(self._position, _BEHIND)]
+        places = [sql.SQL("{} > {}").format(self.table.position, _BEHIND)]
         if wanted.up_to is not None:
-            places.append(sql.SQL("{} <= {}::bigint").format(self._position, place("up_to")))
+            places.append(sql.SQL("{} <= {}::bigint").format(self.table.position, place("up_to")))
         if wanted.among is not None:
-            places.append(sql.SQL("{} = ANY ({}::bigint[])").format(self._position, place("among")))
+            places.append(sql.SQL("{} = ANY ({}::bigint[])").format(self.table.position, place("among")))
         walked = sql.SQL("SELECT o.* FROM {table} AS o WHERE {places} ORDER BY {p} {limit}").format(
-            table=self.table.identifier, places=sql.SQL(" AND ").join(places), p=self._position,
+            table=self.table.identifier, places=sql.SQL(" AND ").join(places), p=self.table.position,
             limit=_limit(None if ahead is None else sql.Literal(ahead)),
         )  # fmt: skip
-        transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
+        transaction_id = self.table.transaction_id
         conditions: list[sql.Composable] = [sql.SQL("{} IS NOT NULL").format(transaction_id)]
         if wanted.upper is not None:
             conditions.append(_sees(place("upper"), transaction_id))
@@ -381,14 +385,12 @@ class RangeScan:
             conditions.append(sql.SQL("coalesce({}, -1) = ANY ({}::int[])").format(slot, listed_slots))
         if self.publications:
             listed = sql.Literal(list(self.publications))
-            conditions.append(
-                sql.SQL("o.{}::text || '' = ANY ({}::text[])").format(self._name("publication_id"), listed)
-            )
+            conditions.append(sql.SQL("{}::text || '' = ANY ({}::text[])").format(self.table.publication_id, listed))
         if only_matching:
             conditions.append(self.table.matches(self.types))
         size = _limit(None if wanted.size is None else SIZE)
         return sql.SQL("SELECT {} FROM ({}) AS o WHERE {} ORDER BY {} {}").format(
-            columns, walked, sql.SQL(" AND ").join(conditions), self._position, size
+            columns, walked, sql.SQL(" AND ").join(conditions), self.table.position, size
         )
 
     def _late_or_fresh(self, columns: sql.Composable, wanted: Lookup, *, limit: sql.Composable) -> sql.Composed:
@@ -408,15 +410,15 @@ class RangeScan:
         `now`: a range without an upper end ends with the statement's own snapshot.
         """
         numbers = wanted.numbers
-        places: list[sql.Composable] = [_SEEN_NOW.format(self._name("transaction_id"))] if now else []
+        places: Parts = [_SEEN_NOW.format(self.table.transaction_id)] if now else []
         if bounded and wanted.after is not None:
-            places.append(sql.SQL("{} + 0 > {}").format(self._position, _BEHIND))
+            places.append(sql.SQL("{} + 0 > {}").format(self.table.position, _BEHIND))
         if bounded and wanted.up_to is not None:
-            places.append(sql.SQL("{} + 0 <= {}::bigint").format(self._position, place("up_to")))
+            places.append(sql.SQL("{} + 0 <= {}::bigint").format(self.table.position, place("up_to")))
         arms = self._late(columns, places, limit) if "late" in numbers else []
         if "low" in numbers:
             if "upper" in numbers:
-                places.append(_sees(place("upper"), sql.SQL("o.{}").format(self._name("transaction_id"))))
+                places.append(_sees(place("upper"), self.table.transaction_id))
             arms += self._range(columns, places, limit, ends="high" in numbers)
         if not arms:
             return self.nothing(columns)
@@ -425,9 +427,9 @@ class RangeScan:
     def _late(self, columns: sql.Composable, places: Parts, limit: sql.Composable | None) -> list[sql.Composed]:
         """Look up single transactions: those that were in progress."""
         ids = sql.SQL("unnest({}::text[]::xid8[]) AS late (id)").format(place("late"))
-        one = sql.SQL("o.{} = late.id").format(self._name("transaction_id"))
+        one = sql.SQL("{} = late.id").format(self.table.transaction_id)
         return [
-            self._looked_up(columns, ([ids, *lists], [*places, one, *conditions], order), limit)
+            self._sought(columns, ([ids, *lists], [*places, one, *conditions], order), limit)
             for lists, conditions, order in self._of_slots()
         ]
 
@@ -435,15 +437,13 @@ class RangeScan:
         self, columns: sql.Composable, places: Parts, limit: sql.Composable | None, *, ends: bool
     ) -> list[sql.Composed]:
         """Walk the ids from `low` to before `high`, if it ends there: once, or once for each publication or slot."""
-        transaction_id = sql.SQL("o.{}").format(self._name("transaction_id"))
+        transaction_id = self.table.transaction_id
         between: Parts = [sql.SQL("{} >= {}::xid8").format(transaction_id, place("low"))]
         if ends:
             between.append(sql.SQL("{} < {}::xid8").format(transaction_id, place("high")))
-        heads = self._of_slots()
-        if self.slot is None:
-            heads = [([], [each], self.table.pair) for each in self._by_publication(sql.SQL("true"))]
+        heads = [self._by_publication()] if self.slot is None else self._of_slots()
         return [
-            self._looked_up(columns, (lists, [*conditions, *between, *places], order), limit)
+            self._sought(columns, (lists, [*conditions, *between, *places], order), limit, in_order=limit is not None)
             for lists, conditions, order in heads
         ]
 
@@ -453,46 +453,47 @@ class RangeScan:
         Slots are a list, and not a part of the statement each: to plan sixteen parts takes the server several times as
         long as to read a few messages by them (docs/performance/profile-partitioned.md).
         """
-        published: Parts = [self._published()] if self.publications else []
+        published = self._published
         if self.slot is None:
             return [([], published, self.table.pair)]
         numbers = sql.Literal([number for number in self.slots if number is not None])
         wanted = sql.SQL("unnest({}::int[]) AS wanted (slot)").format(numbers)
         same = sql.SQL("{} = wanted.slot").format(self.slot)
         found: list[Sought] = [([wanted], [same, *published], self.table.pair)]
-        if None in self.slots:
-            found.append(([], [is_slot(self.slot, None), *published], self.table.slot_order(self.slot, None)))
-        return found
+        return [*found, self._of_slot(None)] if None in self.slots else found
 
-    def _looked_up(self, columns: sql.Composable, by: Sought, limit: sql.Composable | None) -> sql.Composed:
+    def _of_slot(self, number: int | None) -> Sought:
+        """Return what rows of one slot are sought by."""
+        slot = sql.SQL("{}").format(self.slot)
+        return [], [is_slot(slot, number), *self._published], self.table.slot_order(slot, number)
+
+    def _sought(
+        self, columns: sql.Composable, by: Sought, limit: sql.Composable | None, *, in_order: bool = True
+    ) -> sql.Composed:
         """Return the SELECT of the rows that are sought, for each combination of what the lists have."""
         lists, conditions, order = by
-        where = sql.SQL(" AND ").join(conditions)
+        ordered = sql.SQL("ORDER BY {} {}").format(order, _limit(limit)) if lists or in_order else sql.SQL("")
+        rows = sql.SQL("FROM {} AS o WHERE {} {}").format(
+            self.table.identifier, sql.SQL(" AND ").join(conditions), ordered
+        )
         if not lists:
-            ordered = sql.SQL("ORDER BY {} LIMIT {}").format(order, limit) if limit else sql.SQL("")
-            return sql.SQL("SELECT {} FROM {} AS o WHERE {} {}").format(columns, self.table.identifier, where, ordered)
-        return sql.SQL(
-            "SELECT {columns} FROM {lists} CROSS JOIN LATERAL (SELECT o.* FROM {table} AS o WHERE {where} "
-            "ORDER BY {order} {limit}) AS o"
-        ).format(
-            columns=columns, lists=sql.SQL(" CROSS JOIN ").join(lists), table=self.table.identifier, where=where,
-            order=order, limit=_limit(limit),
-        )  # fmt: skip
-
-    def _published(self) -> sql.Composed:
-        column = sql.SQL("o.{}").format(self._name("publication_id"))
-        return sql.SQL("{} = ANY ({}::text[])").format(column, sql.Literal(list(self.publications)))
+            return sql.SQL("SELECT {} {}").format(columns, rows)
+        joined = sql.SQL(" CROSS JOIN ").join(lists)
+        return sql.SQL("SELECT {} FROM {} CROSS JOIN LATERAL (SELECT o.* {}) AS o").format(columns, joined, rows)
 
     @cached_property
-    def _position(self) -> sql.SQL:
-        return as_text(sql.SQL("o.{}").format(self._name("position")))
-
-    def _name(self, role: str) -> sql.Identifier:
-        return sql.Identifier(getattr(self.table.columns, role))
+    def _published(self) -> Parts:
+        return [self.table.is_published(self.publications)] if self.publications else []
 
 
 def _sees(snapshot: sql.Composable, transaction_id: sql.Composable) -> sql.Composed:
     return sql.SQL("pg_visible_in_snapshot({}, {}::pg_snapshot)").format(transaction_id, snapshot)
+
+
+def _unite(arms: Iterable[sql.Composable], limit: sql.Composable | None) -> sql.Composed:
+    """Put what several SELECTs of messages have in the order of pairs."""
+    joined = sql.SQL(" UNION ALL ").join(sql.SQL("({})").format(arm) for arm in arms)
+    return sql.SQL("SELECT u.* FROM ({}) AS u ORDER BY u.transaction_id, u.position {}").format(joined, _limit(limit))
 
 
 def _limit(count: sql.Composable | None) -> sql.Composable:

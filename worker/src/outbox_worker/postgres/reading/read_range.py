@@ -73,6 +73,11 @@ class ReadRange:
         return self.up_to is not None and self.up_to.transaction_id == self.after.transaction_id
 
     @property
+    def limit_place(self) -> sql.Composable | None:
+        """The place of `limit`; None: there is none."""
+        return None if self.limit is None else sql.SQL("{}::bigint").format(place("limit"))
+
+    @property
     def form(self) -> Form:
         """What a statement over it depends on, but for which numbers there are."""
         return self.is_in_one_transaction, self.below_high_water_mark, self.is_short

@@ -60,8 +60,17 @@ class OutboxTable:
     @cached_property
     def pair(self) -> sql.SQL:
         """`o.transaction_id, o.position`: for comparing as a row, and for the order."""
-        columns = sql.Identifier("o", self.columns.transaction_id), sql.Identifier("o", self.columns.position)
-        return as_text(sql.SQL("{}, {}").format(*columns))
+        return as_text(sql.SQL("{}, {}").format(self.transaction_id, self.position))
+
+    @cached_property
+    def transaction_id(self) -> sql.SQL:
+        """The transaction id of `o`."""
+        return as_text(sql.Identifier("o", self.columns.transaction_id))
+
+    @cached_property
+    def position(self) -> sql.SQL:
+        """The position of `o`."""
+        return as_text(sql.Identifier("o", self.columns.position))
 
     def inside_transaction(
         self, transaction_id: sql.Composable, after: sql.Composable, up_to: sql.Composable
@@ -72,8 +81,7 @@ class OutboxTable:
         to the end of its transaction.
         """
         return sql.SQL("{t} = {id}::xid8 AND {p} > {after}::bigint AND {p} <= {up_to}::bigint").format(
-            t=sql.Identifier("o", self.columns.transaction_id), p=sql.Identifier("o", self.columns.position),
-            id=transaction_id, after=after, up_to=up_to,
+            t=self.transaction_id, p=self.position, id=transaction_id, after=after, up_to=up_to,
         )  # fmt: skip
 
     @cached_property
@@ -175,6 +183,15 @@ class OutboxTable:
             return sql.SQL("true")
         return sql.SQL("(o.{}::text = ANY ({}::text[]))").format(sql.Identifier(self.columns.message_type), types)
 
+    @cached_property
+    def publication_id(self) -> sql.Composable:
+        """The publication of `o`, in a table that has a column for it."""
+        return _column(self.columns.publication_id)
+
+    def is_published(self, publications: Sequence[str]) -> sql.Composed:
+        """Whether `o` belongs to one of these publications."""
+        return sql.SQL("{} = ANY ({}::text[])").format(self.publication_id, sql.Literal(list(publications)))
+
     def picked(
         self,
         columns: sql.Composable,
@@ -194,9 +211,8 @@ class OutboxTable:
 
         """
         where = [sql.SQL("({}) = (w.t, w.p)").format(self.pair), *conditions]
-        if publications and self.columns.publication_id is not None:
-            column = sql.Identifier("o", self.columns.publication_id)
-            where.append(sql.SQL("{} = ANY ({}::text[])").format(column, sql.Literal(list(publications))))
+        if publications:
+            where.append(self.is_published(publications))
         return sql.SQL(
             "SELECT {columns} FROM ROWS FROM (unnest({ids}::xid8[]), unnest({positions}::bigint[])) AS w (t, p) "
             "CROSS JOIN LATERAL (SELECT o.* FROM {table} AS o WHERE {conditions} OFFSET 0) AS o"
@@ -211,14 +227,12 @@ class OutboxTable:
         A walk along the index of positions costs half of looking up each message. Where `ids` is null, all messages
         from the first position to the last, which costs less again: nothing is looked for in arrays.
         """
-        position = sql.Identifier("o", self.columns.position)
         return sql.SQL(
             "SELECT {columns} FROM {table} AS o WHERE {p} >= ({at}::bigint[])[1] "
             "AND {p} <= ({at}::bigint[])[cardinality({at}::bigint[])] "
             "AND ({ids}::xid8[] IS NULL OR {p} + 0 = ANY ({at}::bigint[]) AND {t} = ANY ({ids}::xid8[]))"
         ).format(
-            columns=columns, table=self.identifier, p=position, at=positions, ids=ids,
-            t=sql.Identifier("o", self.columns.transaction_id),
+            columns=columns, table=self.identifier, p=self.position, at=positions, ids=ids, t=self.transaction_id,
         )  # fmt: skip
 
     def selection(self, *, payload: Literal["text", "jsonb"]) -> sql.SQL:
@@ -242,10 +256,7 @@ class OutboxTable:
         absent = sql.SQL("NULL"), sql.SQL("NULL")
         return sql.SQL(
             "{} AS transaction_id, {} AS position, {} AS data, {} AS metadata, {} AS copied_data, {} AS copied_metadata"
-        ).format(
-            _column(columns.transaction_id), _column(columns.position),
-            *(absent + payload if copied else payload + absent),
-        )  # fmt: skip
+        ).format(self.transaction_id, self.position, *(absent + payload if copied else payload + absent))
 
     @cached_property
     def stored_bytes(self) -> sql.Composable:
@@ -266,8 +277,8 @@ class OutboxTable:
         columns = self.columns
         as_payload = sql.SQL(payload)
         expressions = {
-            "transaction_id": _column(columns.transaction_id),
-            "position": _column(columns.position),
+            "transaction_id": self.transaction_id,
+            "position": self.position,
             "message_id": self._message_id,
             "message_type": _column(columns.message_type, "text"),
             "publication_id": _column(columns.publication_id, "text", absent="'default'::text"),
