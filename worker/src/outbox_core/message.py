@@ -115,6 +115,17 @@ class Batch:
     positions: str | None = None
     saw_all: bool = False
 
+    @classmethod
+    def of(
+        cls, after: Checkpoint, examined: Checkpoint, messages: tuple[Message, ...], *, full: bool, partition: int
+    ) -> Batch:
+        """Return the batch that has these messages, where no row was looked at besides them."""
+        count, delayed = len(messages), sum(message.deliver_after is not None for message in messages)
+        return cls(
+            after, examined, messages, count, full=full, matched_count=count, partition=partition,
+            delayed_count=delayed,
+        )  # fmt: skip
+
     @property
     def is_retried(self) -> bool:
         """These messages failed before, or waited behind one that did."""

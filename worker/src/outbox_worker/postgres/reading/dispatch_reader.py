@@ -12,7 +12,7 @@ from outbox_core.spec import Columns
 from outbox_core.spec.delivery import LARGEST_BATCH
 from outbox_worker.postgres.call import fetch_row, fetch_rows
 from outbox_worker.postgres.queries import load
-from outbox_worker.postgres.reading.payloads import Page, shipped_columns
+from outbox_worker.postgres.reading.payloads import Page, compose_messages
 from outbox_worker.postgres.reading.range_scan import RangeScan
 from outbox_worker.postgres.reading.read_range import Templates
 from outbox_worker.postgres.reading.table import OWN_COLUMNS, OWN_TABLE, OutboxTable, build_messages
@@ -127,9 +127,8 @@ class DispatchReader:
     def _fetch(self, connection: Connection, wanted: ReadRange, limit: int | None, small: int | None) -> Page:
         limited = replace(wanted, limit=limit)
         rows = self._rows(f"outline {small}", lambda table: table.outline(small), limited, only_matching=True)
-        statement = load("fetch_messages").format(rows=rows, payload=shipped_columns("o", small))
-        found = fetch_rows(connection, statement)
-        return Page(build_messages(found), limit)
+        statement = compose_messages(rows, small, "o.transaction_id, o.position")
+        return Page(build_messages(fetch_rows(connection, statement)), limit)
 
     def fetch_attempts(self, connection: Connection, wanted: ReadRange) -> dict[Checkpoint, int]:
         """Return how often messages of a queue's range have failed before, of those that have."""

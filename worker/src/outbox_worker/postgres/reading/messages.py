@@ -28,7 +28,7 @@ from outbox_core.report import Lag
 from outbox_core.spec import Cursor
 from outbox_worker.postgres.call import fetch_row, fetch_rows
 from outbox_worker.postgres.queries import load
-from outbox_worker.postgres.reading.payloads import shipped_columns
+from outbox_worker.postgres.reading.payloads import compose_messages
 from outbox_worker.postgres.reading.range_reader import SnapshotReader
 from outbox_worker.postgres.reading.range_scan import RangeScan
 from outbox_worker.postgres.reading.read_range import AFTER, UP_TO, ReadRange, Templates, pair_literals
@@ -173,22 +173,17 @@ class MessageReader:
         limit = self._page(limit)
         messages = self._fetch_messages(connection, ReadRange(after, limit=limit, is_short=self._is_short))
         examined = messages[-1].checkpoint if messages else after
-        count = len(messages)
-        full = count >= limit
+        full = len(messages) >= limit
         self._is_short = not full
-        delayed = sum(message.deliver_after is not None for message in messages)
-        return Batch(
-            after, examined, messages, count, full=full, matched_count=count, partition=self._partition,
-            delayed_count=delayed,
-        )  # fmt: skip
+        return Batch.of(after, examined, messages, full=full, partition=self._partition)
 
     def fetch_range(self, connection: Connection, after: Checkpoint, up_to: Checkpoint) -> Batch:
         """Return all messages in (after, up_to], with payloads as text; `up_to` must be settled, or end one window."""
         if up_to.window is not None:
-            return self._windows.fetch_range(connection, after, up_to)
-        messages = self._fetch_messages(connection, ReadRange(after, up_to=up_to))
-        count = len(messages)
-        return Batch(after, up_to, messages, count, full=True, matched_count=count, partition=self._partition)
+            messages = self._windows.fetch_matching(connection, after, up_to)
+        else:
+            messages = self._fetch_messages(connection, ReadRange(after, up_to=up_to))
+        return Batch.of(after, up_to, messages, full=True, partition=self._partition)
 
     def fetch_extent(self, connection: Connection, after: Checkpoint, limit: int) -> Batch:
         """Return how far such a batch reaches and how many messages it has, without the messages."""
@@ -273,17 +268,16 @@ class MessageReader:
     def lag(self, connection: Connection, after: Checkpoint, cap: int = LAG_CAP) -> Lag:
         """Count what is committed behind `after`, also what the high-water mark still hides.
 
-        At most `cap` rows are looked at.
-
-        Seconds are the age of the oldest such message by the column `scheduled`; 0 where the table has none.
+        At most `cap` rows are looked at, in an open snapshot range twice. Seconds are the age of the oldest such
+        message by the column `scheduled`; 0 where the table has none.
         """
         self._has_no_high_water_mark = after.window is not None
         if after.window is not None:
-            return self._windows.lag(connection, after, cap)
-        columns = self._scan.counted(self._table)
-        wanted = ReadRange(after, below_high_water_mark=False, limit=cap + 1)
-        statement = Template(load("count_lag").format(rows=self._rows(columns, wanted))).fill(wanted.numbers)
-        row = fetch_row(connection, statement)
+            rows = self._scan.unexamined(after.window, cap + 1)
+        else:
+            wanted = ReadRange(after, below_high_water_mark=False, limit=cap + 1)
+            rows = Template(self._rows(self._scan.counted(self._table), wanted)).fill(wanted.numbers)
+        row = fetch_row(connection, load("count_lag").format(rows=rows))
         matched, looked_at, seconds = row if row is not None else (0, 0, 0.0)
         return Lag(messages=min(matched, cap), at_least=looked_at > cap, seconds=max(0.0, seconds))
 
@@ -326,7 +320,7 @@ class MessageReader:
 
         def compose() -> sql.Composed:
             rows = self._rows(self._table.outline(self._small), wanted, only_matching=True)
-            return load("fetch_messages").format(rows=rows, payload=shipped_columns("o", self._small))
+            return compose_messages(rows, self._small, "o.transaction_id, o.position")
 
         return self._templates.fill("fetch", wanted, compose)
 

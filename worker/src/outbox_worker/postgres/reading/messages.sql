@@ -42,12 +42,11 @@ ORDER BY {pair}
 LIMIT 1
 
 -- name: fetch_messages
--- The next messages of a processor without a filter on types, payloads as text. The order is that of the columns, never
--- of an output that is cast to text.
-SELECT o.transaction_id::text AS t, o.position, o.message_id, o.message_type, o.publication_id, o.partition_key, {payload},
-       o.scheduled, o.deliver_after
+-- Messages, payloads as text, in the order of pairs or of positions.
+SELECT o.transaction_id, o.position, o.message_id, o.message_type, o.publication_id, o.partition_key, {payload}, o.scheduled,
+       o.deliver_after
 FROM ({rows}) AS o
-ORDER BY o.transaction_id, o.position
+ORDER BY {order}
 
 -- name: fetch_payloads
 -- Large payloads in a batch's order: the first one, and as many behind it as are stored in no more bytes in all. Of the

@@ -27,6 +27,7 @@ from outbox_worker.postgres.queries import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import LiteralString
 
     from outbox_core.message import Batch, Message
     from outbox_worker.postgres.connection import Connection
@@ -98,21 +99,17 @@ class PayloadBound:
         most = self.limit(limit)
         for _ in range(_TRIES):
             found = page(most)
-            messages = self.complete(connection, found.messages, rows, known)
+            messages = self._complete(connection, found.messages, rows, known)
             while messages and len(messages) < len(found.messages):
                 most = len(messages)
                 found = page(most)
-                messages = self.complete(connection, found.messages, rows, known)
+                messages = self._complete(connection, found.messages, rows, known)
             if messages or not found.messages:
                 return found if messages is found.messages else replace(found, messages=messages)
         raise TransientError("messages vanish from the outbox while they are read", reason=Reason.DATABASE_UNAVAILABLE)
 
-    def complete(
-        self,
-        connection: Connection,
-        messages: tuple[Message, ...],
-        rows: Rows,
-        known: dict[Checkpoint, Payload] | None = None,
+    def _complete(
+        self, connection: Connection, messages: tuple[Message, ...], rows: Rows, known: dict[Checkpoint, Payload]
     ) -> tuple[Message, ...]:
         """Return as many of a page's messages as have no more bytes than a batch may have, with their payloads.
 
@@ -122,7 +119,6 @@ class PayloadBound:
         if not withheld and len(messages) * self.small <= self.most:
             self._note(len(messages), len(messages))
             return messages
-        known = {} if known is None else known
         missing = [each.checkpoint for each in messages if _is_withheld(each) and each.checkpoint not in known]
         if missing:
             self._fetch(connection, rows(missing), known)
@@ -184,6 +180,11 @@ def shipped_columns(row: str, small: int | None) -> sql.Composable:
         sql.SQL(withheld).format(name, sql.Literal(small), sql.Literal(WITHHELD), sql.Identifier(column))
         for name, column in zip(names, ("data", "metadata"), strict=True)
     )
+
+
+def compose_messages(rows: sql.Composable, small: int | None, order: LiteralString) -> sql.Composed:
+    """Return the statement that reads messages, payloads as text, those of more than `small` bytes withheld."""
+    return load("fetch_messages").format(rows=rows, payload=shipped_columns("o", small), order=sql.SQL(order))
 
 
 def _is_withheld(message: Message) -> bool:

@@ -22,11 +22,10 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.message import Batch, Message
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange
-from outbox_core.report import Lag
 from outbox_core.spec import StartType
 from outbox_worker.postgres.call import fetch_row, fetch_rows
 from outbox_worker.postgres.queries import load
-from outbox_worker.postgres.reading.payloads import shipped_columns
+from outbox_worker.postgres.reading.payloads import compose_messages, shipped_columns
 from outbox_worker.postgres.reading.range_scan import NOTHING_FOUND, SIZE, Limits, RangeScan
 from outbox_worker.postgres.reading.read_range import Lookup, Templates, Walk, array
 from outbox_worker.postgres.reading.snapshots import (
@@ -113,20 +112,13 @@ class SnapshotReader:
         reach = self.fetch_extent(connection, after, limit)
         if not reach.matched_count:
             return reach
-        messages = self._matching(connection, reach.after, reach.examined)
+        messages = self.fetch_matching(connection, reach.after, reach.examined)
         return replace(reach, messages=messages, matched_count=len(messages))
 
-    def fetch_range(self, connection: Connection, after: Checkpoint, examined: Checkpoint) -> Batch:
+    def fetch_matching(self, connection: Connection, after: Checkpoint, examined: Checkpoint) -> tuple[Message, ...]:
         """Return all messages between two checkpoints between which lies at most one range, payloads as text."""
-        messages = self._matching(connection, after, examined)
-        count = len(messages)
-        return Batch(after, examined, messages, count, full=True, matched_count=count, partition=self._partition)
-
-    def _matching(self, connection: Connection, after: Checkpoint, examined: Checkpoint) -> tuple[Message, ...]:
-        relation = self.relation("outline", lambda: self._scan.table.outline(self._small), after, examined)
-        statement = load("fetch_matching").format(rows=relation, payload=shipped_columns("p", self._small))
-        found = fetch_rows(connection, statement)
-        return build_messages(found)
+        rows = self.relation("outline", lambda: self._scan.table.outline(self._small), after, examined)
+        return build_messages(fetch_rows(connection, compose_messages(rows, self._small, "o.position")))
 
     def fetch_extent(self, connection: Connection, after: Checkpoint, limit: int) -> Batch:
         """Return how far such a batch reaches and how many messages it has, without the messages."""
@@ -138,13 +130,6 @@ class SnapshotReader:
         `examined` must come from a read after `after`, so that at most one range lies between them; so do `positions`.
         """
         return self.relation("batch", lambda: self._scan.table.selection(payload="jsonb"), after, examined, positions)
-
-    def lag(self, connection: Connection, after: Checkpoint, cap: int) -> Lag:
-        """Count what is committed and not examined; at most `cap` rows are looked at, in an open range twice."""
-        rows = self._scan.unexamined(after.window or SnapshotRange(), cap + 1)
-        row = fetch_row(connection, load("count_lag").format(rows=rows))
-        matched, looked_at, seconds = row if row is not None else (0, 0, 0.0)
-        return Lag(messages=min(matched, cap), at_least=looked_at > cap, seconds=max(0.0, seconds))
 
     def relation(
         self,
@@ -204,12 +189,8 @@ class SnapshotReader:
         if not messages:
             return self._empty(after, upper)
         self._in_vain = 0
-        count, delayed = len(messages), sum(message.deliver_after is not None for message in messages)
-        examined = Checkpoint(0, after.position + count, SnapshotRange(upper))
-        return Batch(
-            after, examined, messages, count, full=False, matched_count=count, partition=self._partition,
-            delayed_count=delayed,
-        )  # fmt: skip
+        examined = Checkpoint(0, after.position + len(messages), SnapshotRange(upper))
+        return Batch.of(after, examined, messages, full=False, partition=self._partition)
 
     def forget(self) -> None:
         """Open the next range anew: the server may hand out again ids that the former one takes for over."""
@@ -293,7 +274,7 @@ class SnapshotReader:
 
         def compose() -> sql.Composed:
             rows = self._scan.walk(self._scan.table.outline(self._small), walk, only_matching=True)
-            return load("fetch_matching").format(rows=rows, payload=shipped_columns("p", self._small))
+            return compose_messages(rows, self._small, "o.position")
 
         return self._templates.fill("listed page", walk, compose)
 
