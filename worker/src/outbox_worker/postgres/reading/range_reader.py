@@ -183,8 +183,7 @@ class SnapshotReader:
         )
         if found is None:
             return None
-        upper, messages = check_snapshot(found[0], end), found[1]
-        self._saw_all = found[0][2]
+        upper, self._saw_all, messages = found
         self._opened = (connection, after, end, upper) if messages else None
         if not messages:
             return self._empty(after, upper)
@@ -206,8 +205,8 @@ class SnapshotReader:
             return self._end if is_later(self._end, end) else end
         if self._apart:
             return check_snapshot((take_snapshot(connection, self._scan, end), False), end)
-        upper, self._saw_all = fetch_present(connection)
-        return check_snapshot((upper, False), end)
+        upper, self._saw_all = fetch_present(connection, end)
+        return upper
 
     def _empty(self, after: Checkpoint, upper: str | None) -> Batch:
         """Nothing up to `upper`: go on from there, and say so if a range was closed by it."""
@@ -236,16 +235,16 @@ class SnapshotReader:
                 return self._fetch(connection, span, by, size)
             return self._examine(connection, span, by, size, limit)
 
-        page, by, reached = self._find(span, size, span.plan, look)
-        if not page.rows and reached is None:
+        page, by = self._find(span, size, look)
+        if not page.rows and page.reached is None:
             return self._empty(after, span.end)
         self._in_vain = 0
-        whole = reached is None and page.rows < size and page.examined == page.rows
+        end = page.reached if page.examined == page.rows else page.position
+        whole = end is None and page.rows < size
         if whole:
             window = SnapshotRange(span.upper, plan=by)
         else:
-            ends = page.examined == page.rows and reached is not None
-            window = SnapshotRange(span.lower, span.upper, reached if ends else page.position, by)
+            window = SnapshotRange(span.lower, span.upper, page.position if end is None else end, by)
         examined = Checkpoint(0, after.position + max(1, page.examined), window)
         return Batch(
             after,
@@ -285,30 +284,26 @@ class SnapshotReader:
         """
         plan = _first_plan(window, window.plan)
         if self._shared is None or plan is not Plan.BY_POSITION:
-            return self._text_page(window, plan, limit)
+            return self._page_statement("fetch_page", window, plan, limit)
         found = self._shared.recall(window, limit)
         return self._listed_page(window, array(found.positions)) if found is not None else None
 
-    def _find(
-        self, span: SnapshotRange, size: int, plan: Plan, look: Callable[[Plan], _Page]
-    ) -> tuple[_Page, Plan, int | None]:
-        """Choose how to find the page; the position returned was looked at, and the range may go on behind it."""
-        first = _first_plan(span, plan)
+    def _find(self, span: SnapshotRange, size: int, look: Callable[[Plan], _Page]) -> tuple[_Page, Plan]:
+        """Choose how to find the page."""
+        first = _first_plan(span, span.plan)
         if first is Plan.BY_TRANSACTION:
             page = look(first)
             if page.looked_at <= self._limits.small:
-                return page, first, None
+                return page, first
             first = _first_plan(span, Plan.BY_POSITION)
         if first is Plan.BY_POSITION:
-            page = look(Plan.BY_POSITION)
-            if page.rows >= size:
-                return page, Plan.BY_POSITION, None
+            page = look(first)
             if page.reached is None or page.rows * SPARSE >= size:
-                return page, Plan.BY_POSITION, page.reached
-        return look(Plan.BY_SORTING), Plan.BY_SORTING, None
+                return page, first
+        return look(Plan.BY_SORTING), Plan.BY_SORTING
 
     def _fetch(self, connection: Connection, span: SnapshotRange, plan: Plan, size: int) -> _Page:
-        result = self._fetch_rows(connection, self._text_page(span, plan, size), size)
+        result = self._fetch_rows(connection, self._page_statement("fetch_page", span, plan, size), size)
         messages = build_messages([row[2:] for row in result if row[2] is not None])
         position = messages[-1].position if messages else span.after
         count = len(messages)
@@ -323,35 +318,28 @@ class SnapshotReader:
         last = span.after if position is None else position
         return _Page(looked_at, count, examined or 0, last, matched or 0, delayed or 0, reached, positions=found)
 
-    def _text_page(self, span: SnapshotRange, plan: Plan, size: int) -> sql.Composed:
-        return self._page_statement("fetch_page", span, plan, size)
-
     def _page_statement(self, name: str, span: SnapshotRange, plan: Plan, size: int) -> sql.Composed:
-        if plan is Plan.BY_POSITION:
-            walk = Walk(span.lower, span.upper, span.position, size=size)
-            return self._templates.fill(name, walk, lambda: self._walked_page(name, walk))
+        is_walk, limits, scan = plan is Plan.BY_POSITION, self._limits, self._scan
+        walk = Walk(span.lower, span.upper, span.position, size=size)
         lookup = Lookup(span.lower, span.upper, span.position, size=size)
-        return self._templates.fill(f"{name} {plan.value}", lookup, lambda: self._looked_up_page(name, lookup, plan))
 
-    def _walked_page(self, name: str, walk: Walk) -> sql.Composed:
-        rows = self._scan.walk(self._page_columns(name), walk, ahead=self._limits.ahead)
-        ahead = self._scan.ahead(self._limits.ahead)
-        return self._compose_page(name, NOTHING_FOUND, rows, ahead, Plan.BY_POSITION)
+        def compose() -> sql.Composed:
+            columns = scan.table.outline(self._small) if name == "fetch_page" else scan.keys
+            if is_walk:
+                found, rows, ahead = (
+                    NOTHING_FOUND,
+                    scan.walk(columns, walk, ahead=limits.ahead),
+                    scan.ahead(limits.ahead),
+                )
+            else:
+                found, rows = scan.page(columns, lookup, plan, limits)
+                ahead = sql.SQL("NULL::bigint").format()
+            return load(name).format(
+                found=found, rows=rows, size=SIZE, ahead=ahead, positions=scan.positions(plan),
+                payload=shipped_columns("p", self._small),
+            )  # fmt: skip
 
-    def _looked_up_page(self, name: str, lookup: Lookup, plan: Plan) -> sql.Composed:
-        found, rows = self._scan.page(self._page_columns(name), lookup, plan, self._limits)
-        return self._compose_page(name, found, rows, sql.SQL("NULL::bigint"), plan)
-
-    def _compose_page(
-        self, name: str, found: sql.Composed, rows: sql.Composed, ahead: sql.Composable, plan: Plan
-    ) -> sql.Composed:
-        return load(name).format(
-            found=found, rows=rows, size=SIZE, ahead=ahead, positions=self._scan.positions(plan),
-            payload=shipped_columns("p", self._small),
-        )  # fmt: skip
-
-    def _page_columns(self, name: str) -> sql.Composable:
-        return self._scan.table.outline(self._small) if name == "fetch_page" else self._scan.keys
+        return self._templates.fill(f"{name} {plan.value}", walk if is_walk else lookup, compose)
 
 
 def _first_plan(span: SnapshotRange, plan: Plan) -> Plan:

@@ -41,14 +41,18 @@ def fetch_news(
     lower: str,
     limit: int,
     small: int | None,
-) -> tuple[tuple[str, bool, bool], tuple[Message, ...]] | None:
+) -> tuple[str, bool, tuple[Message, ...]] | None:
     """Read all that came since `lower`, in order, at most `limit` messages, payloads as text; `read` executes it.
 
     Payloads of more than `small` bytes are empty; None: none is.
 
     Returns:
-        The snapshot that ends the range, whether the server is a standby and whether no transaction was in progress;
-        and the messages. None: there may be more than a few of them.
+        The snapshot that ends the range, whether no transaction was in progress, and the messages. None: there may be
+        more than a few of them.
+
+    Raises:
+        ConfigurationError: as `check_snapshot` says.
+        TransientError: likewise.
 
     """
     few = min(limit, FEW)
@@ -62,7 +66,9 @@ def fetch_news(
 
     found = read(templates.fill("news", wanted, compose))
     messages = build_messages(row[3:] for row in found if row[3] is not None)
-    return (found[0][:3], messages) if len(messages) <= few else None
+    if len(messages) > few:
+        return None
+    return check_snapshot(found[0], lower), found[0][2], messages
 
 
 def fetch_snapshot(connection: Connection) -> str:
@@ -70,15 +76,16 @@ def fetch_snapshot(connection: Connection) -> str:
     return fetch_present(connection)[0]
 
 
-def fetch_present(connection: Connection) -> tuple[str, bool]:
+def fetch_present(connection: Connection, lower: str | None = None) -> tuple[str, bool]:
     """Take a snapshot, and say whether no transaction was in progress. Not to be asked twice in one transaction.
 
     Raises:
-        ConfigurationError: the server is a hot standby, where a snapshot does not say what is in progress.
+        ConfigurationError: as `check_snapshot` says.
+        TransientError: likewise.
 
     """
     row = fetch_row(connection, load("fetch_snapshot"))
-    return check_snapshot(row, None), row is not None and row[2]
+    return check_snapshot(row, lower), row is not None and row[2]
 
 
 def check_snapshot(row: tuple[Any, ...] | None, lower: str | None) -> str:
