@@ -141,14 +141,14 @@ class OutboxTable:
             ConfigurationError: the key needs a column that the table does not have.
 
         """
-        message_id = self._message_id
+        message_id = self.message_id
         if key is None and self.columns.partition_key is None:
             return sql.Composed([message_id])
         own = _column(self.columns.partition_key, "text") if key is None else self._key(key, "o")
         return sql.SQL("coalesce({}, {})").format(own, message_id)
 
     @cached_property
-    def _message_id(self) -> sql.Composed:
+    def message_id(self) -> sql.Composed:
         """The id as text; of a message without one its place, which no other message has."""
         return sql.SQL("coalesce({}, concat_ws(':', {}))").format(_column(self.columns.message_id, "text"), self.pair)
 
@@ -240,11 +240,11 @@ class OutboxTable:
 
         `payload` is `text` (shipped as it is, never parsed) or `jsonb` (for a user's statement).
         """
-        return self._as_text if payload == "text" else self._as_jsonb
+        return _select(self, payload, None)
 
     def outline(self, small: int | None) -> sql.SQL:
         """List the columns with payloads as text, but for those stored in more than `small` bytes: empty, not read."""
-        return self._as_text if small is None else _outline(self, small)
+        return _select(self, "text", small)
 
     def stored_payload(self, *, copied: bool = False) -> sql.Composed:
         """The place of `o` and its payload as it is stored: nothing of it is read yet. A copy's has columns of its own.
@@ -264,45 +264,34 @@ class OutboxTable:
         payload = _column(self.columns.data), _column(self.columns.metadata, absent="NULL::text")
         return sql.SQL("coalesce(pg_column_size({}), 0) + coalesce(pg_column_size({}), 0)").format(*payload)
 
-    @cached_property
-    def _as_text(self) -> sql.SQL:
-        return self.compose_selection("text")
-
-    @cached_property
-    def _as_jsonb(self) -> sql.SQL:
-        return self.compose_selection("jsonb")
-
-    def compose_selection(self, payload: Literal["text", "jsonb"], small: int | None = None) -> sql.SQL:
-        """Compose what `selection` and `outline` return."""
-        columns = self.columns
-        as_payload = sql.SQL(payload)
-        expressions = {
-            "transaction_id": self.transaction_id,
-            "position": self.position,
-            "message_id": self._message_id,
-            "message_type": _column(columns.message_type, "text"),
-            "publication_id": _column(columns.publication_id, "text", absent="'default'::text"),
-            "partition_key": _column(columns.partition_key, "text", absent="NULL::text"),
-            "data": _withheld(_column(columns.data), as_payload, small),
-            "metadata": _withheld(
-                _column(columns.metadata, absent="NULL"), as_payload, small if columns.metadata else None
-            ),
-            "scheduled": self.moment if payload == "text" else _column(columns.scheduled, absent="NULL::timestamptz"),
-        }
-        if payload == "text":
-            expressions["deliver_after"] = (
-                within_python(self.deliver_after) if columns.deliver_after is not None else sql.SQL("NULL::timestamptz")
-            )
-        return as_text(
-            sql.SQL(", ").join(
-                sql.SQL("{} AS {}").format(expression, sql.Identifier(name)) for name, expression in expressions.items()
-            )
-        )
-
 
 @cache
-def _outline(table: OutboxTable, small: int) -> sql.SQL:
-    return table.compose_selection("text", small)
+def _select(table: OutboxTable, payload: Literal["text", "jsonb"], small: int | None) -> sql.SQL:
+    """Compose what `selection` and `outline` return."""
+    columns = table.columns
+    as_payload = sql.SQL(payload)
+    expressions = {
+        "transaction_id": table.transaction_id,
+        "position": table.position,
+        "message_id": table.message_id,
+        "message_type": _column(columns.message_type, "text"),
+        "publication_id": _column(columns.publication_id, "text", absent="'default'::text"),
+        "partition_key": _column(columns.partition_key, "text", absent="NULL::text"),
+        "data": _withheld(_column(columns.data), as_payload, small),
+        "metadata": _withheld(
+            _column(columns.metadata, absent="NULL"), as_payload, small if columns.metadata else None
+        ),
+        "scheduled": table.moment if payload == "text" else _column(columns.scheduled, absent="NULL::timestamptz"),
+    }
+    if payload == "text":
+        expressions["deliver_after"] = (
+            within_python(table.deliver_after) if columns.deliver_after is not None else sql.SQL("NULL::timestamptz")
+        )
+    return as_text(
+        sql.SQL(", ").join(
+            sql.SQL("{} AS {}").format(expression, sql.Identifier(name)) for name, expression in expressions.items()
+        )
+    )
 
 
 def _withheld(column: sql.Composable, cast: sql.SQL, small: int | None) -> sql.Composed:
