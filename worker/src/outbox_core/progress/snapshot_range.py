@@ -98,19 +98,3 @@ class SnapshotRange:
         if self.position is not None and position - 1 < self.position:
             return self
         return SnapshotRange(self.lower, now, max(position - 1, LOWEST_POSITION))
-
-
-def find_transactions(lower: str | None, upper: str | None) -> tuple[list[int], tuple[int, int | None] | None]:
-    """Return the transaction ids that such a range can hold: those that were in progress, and all (from, to before).
-
-    Of the latter the upper snapshot does not see what is in its own list. Without an upper snapshot there is no end,
-    and everything that was in progress counts.
-    """
-    above = None if upper is None else parse_snapshot(upper)
-    if lower is None:
-        return [], (0, None if above is None else above.xmax)
-    below = parse_snapshot(lower)
-    late = sorted(below.in_progress) if above is None else below.ended_since(above)
-    if above is not None and above.xmax <= below.xmax:
-        return late, None
-    return late, (below.xmax, None if above is None else above.xmax)

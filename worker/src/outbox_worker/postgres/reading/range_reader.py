@@ -5,10 +5,9 @@ it sees is committed or rolled back, so no message can appear behind a page: pag
 nothing, in this process or in any other. What it does not see is in its list of transactions in progress or begins
 after it, and so belongs to a later range. No reader waits for a transaction.
 
-The transaction ids of a range are a few and an interval (`outbox_core.progress.snapshot_range.find_transactions`): a
-small range costs its own keys, on the index (transaction_id, position), sorted by position. A range too large for that,
-a backlog, is read along the index of positions where its messages lie close together, and else by sorting all of its
-keys.
+The transaction ids of a range are a few and an interval (`read_range.Lookup`): a small range costs its own keys, on the
+index (transaction_id, position), sorted by position. A range too large for that, a backlog, is read along the index of
+positions where its messages lie close together, and else by sorting all of its keys.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from psycopg import sql
 
 from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
 from outbox_core.progress.snapshot import parse_snapshot
-from outbox_core.progress.snapshot_range import LOWEST_POSITION, find_transactions
+from outbox_core.progress.snapshot_range import LOWEST_POSITION, NOTHING
 from outbox_worker.postgres.template import Template, place
 
 if TYPE_CHECKING:
@@ -170,15 +170,17 @@ class Lookup:
     @property
     def numbers(self) -> dict[str, int | str]:
         """What differs from batch to batch."""
-        late, fresh = find_transactions(self.lower, self.upper)
+        below = parse_snapshot(self.lower or NOTHING)
+        above = None if self.upper is None else parse_snapshot(self.upper)
+        late = sorted(below.in_progress) if above is None else below.ended_since(above)
         found: dict[str, int | str | None] = {
             "after": LOWEST_POSITION if self.after is None else self.after, "up_to": self.up_to, "size": self.size,
             "late": array(late) if late else None,
         }  # fmt: skip
-        if fresh is not None:
-            found["low"], found["high"] = fresh
-            if self.upper is not None and parse_snapshot(self.upper).in_progress:
-                found["upper"] = self.upper
+        if above is None:
+            found["low"] = below.xmax
+        elif above.xmax > below.xmax:
+            found |= {"low": below.xmax, "high": above.xmax, "upper": self.upper if above.in_progress else None}
         return {name: value for name, value in found.items() if value is not None}
 
 
