@@ -105,9 +105,9 @@ class Arrivals:
                 processor_id=sql.Literal(processor_id), slots=slots,
             )
         )  # fmt: skip
-        self._seen: Seen | None = None
-        self._last: Seen | None = None
-        """The latest look, forgotten or not: the next one goes on from its bound."""
+        self.latest: Seen | None = None
+        """The look made last, however long ago: the next one goes on from its bound."""
+        self._fresh_until = 0.0
         self._unbroken = 0
         """The look since which each one said of all messages of which slots they are."""
         self._named: dict[int | None, int] = {}
@@ -120,34 +120,29 @@ class Arrivals:
             OutboxError: as `translate` says.
 
         """
-        now = time.monotonic()
-        if self._seen is None or now - self._seen.at > FRESH:
-            last = self._last
-            statement = self._statement.fill({"since": _LATEST if last is None else last.bound})
-            bound, saw_all, newest, run, changes, slots = fetch_rows(connection, statement)[0]
-            number = 1 if last is None else last.number + 1
-            seen = Seen(now, int(bound), saw_all, None if newest is None else int(newest), run, changes, number)
-            if slots is None or last is None or last.run != run:
-                self._unbroken = number
-            else:
-                self._named |= dict.fromkeys(slots, number)
-            self._seen = self._last = seen
-        return self._seen
-
-    @property
-    def latest(self) -> Seen | None:
-        """The look made last, however long ago; None: there was none."""
-        return self._last
+        now, last = time.monotonic(), self.latest
+        if last is not None and now <= self._fresh_until:
+            return last
+        statement = self._statement.fill({"since": _LATEST if last is None else last.bound})
+        bound, saw_all, newest, run, changes, slots = fetch_rows(connection, statement)[0]
+        number = 1 if last is None else last.number + 1
+        seen = Seen(now, int(bound), saw_all, None if newest is None else int(newest), run, changes, number)
+        if slots is None or last is None or last.run != run:
+            self._unbroken = number
+        else:
+            self._named |= dict.fromkeys(slots, number)
+        self.latest, self._fresh_until = seen, now + FRESH
+        return seen
 
     def has_none_of(self, slots: Iterable[int | None], before: Seen) -> bool:
         """Say whether it is certain that no message of these slots came between an earlier look and the latest one."""
-        if self._last is None or not self._last.continues(before) or before.number < self._unbroken:
+        if self.latest is None or not self.latest.continues(before) or before.number < self._unbroken:
             return False
         return all(self._named.get(slot, 0) <= before.number for slot in slots)
 
     def forget(self) -> None:
         """Look again when asked: the server wrote something, or it may be another server."""
-        self._seen = None
+        self._fresh_until = 0.0
 
 
 class PartitionArrivals:
