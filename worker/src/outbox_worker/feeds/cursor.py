@@ -76,8 +76,7 @@ class CursorFeed(Feed):
             found = batch.matched_count > 0 or bool(batch.excluded)
         if not found:
             self._runner.look_at_run(self._target.connection())
-        if self._reader.reads_ahead:
-            self._read_ahead(state, batch, limit)
+        self._read_ahead(state, batch, limit)
         return outcomes.Fetched(batch)
 
     def _read_ahead(self, state: ProcessorState, batch: Batch, limit: int) -> None:

@@ -70,8 +70,6 @@ class PartitionReader:
         self._ahead = context.databases.ahead if can_wait else None
         delivery = context.config.delivery
         self._payloads = PayloadBound(delivery.byte_limit, delivery.batch_limit)
-        self.reads_ahead = self._ahead is not None
-        """The next batch of a backlog may be asked for while one is handled."""
         self.source_timeline: int | None = None
         """On which the checkpoint was found to be the source's; None: not looked at, or both are one database."""
         self.lease_look = self._make_lease_look()
