@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.reading.messages import MessageReader
-    from outbox_worker.postgres.reading.writers import Writer
 
 
 class HighWaterMarkObserver:
@@ -57,21 +56,7 @@ def observe_high_water_mark(connection: Connection) -> HighWaterMark:
         transaction_id=found.high_water_mark,
         age_seconds=holder.age_seconds or 0.0,
         holder=describe(holder),
-        held_by=_parts(holder),
+        held_by=HighWaterMarkHolder.model_validate(holder, from_attributes=True),
         others=len(found.writers) - 1,
         remedy=remedy(holder) if grant is None else f"{remedy(holder)}; {grant}",
-    )
-
-
-def _parts(writer: Writer) -> HighWaterMarkHolder:
-    kind = "prepared" if writer.prepared is not None else "session" if writer.processor is None else "worker"
-    return HighWaterMarkHolder(
-        kind=kind,
-        pid=writer.pid,
-        application=writer.application,
-        database=writer.database,
-        role=writer.role,
-        prepared=writer.prepared,
-        processor=writer.processor,
-        age_seconds=writer.age_seconds,
     )

@@ -45,7 +45,14 @@ class Writer:
     state: str | None
     prepared: str | None
     age_seconds: float | None
-    backend_type: str | None = None
+    backend_type: str | None
+
+    @property
+    def kind(self) -> str:
+        """What `HighWaterMarkHolder` calls it."""
+        if self.prepared is not None:
+            return "prepared"
+        return "session" if self.processor is None else "worker"
 
     @property
     def processor(self) -> str | None:
@@ -67,7 +74,7 @@ class Writers:
 
     high_water_mark: str
     writers: tuple[Writer, ...]
-    reader: str = ""
+    reader: str
     """The role that looked."""
 
     @property
@@ -79,25 +86,8 @@ class Writers:
 def list_writers(connection: Connection) -> Writers:
     """Look once."""
     rows = fetch_dicts(connection, load("list_transactions"))
-    found = tuple(
-        Writer(
-            transaction_id=row["xid"],
-            holds=row["holds"],
-            pid=row["pid"],
-            application=row["application_name"] or None,
-            database=row["datname"],
-            role=row["usename"],
-            state=row["state"],
-            prepared=row["gid"],
-            age_seconds=None if row["age"] is None else max(0.0, row["age"]),
-            backend_type=row["backend_type"],
-        )
-        for row in rows
-        if row["xid"] is not None
-    )
-    return Writers(
-        high_water_mark=rows[0]["bound"] if rows else "0", writers=found, reader=rows[0]["reader"] if rows else ""
-    )
+    [(bound, reader), *_] = [(row.pop("bound"), row.pop("reader")) for row in rows]
+    return Writers(bound, tuple(Writer(**row) for row in rows if row["transaction_id"] is not None), reader)
 
 
 def describe(writer: Writer) -> str:

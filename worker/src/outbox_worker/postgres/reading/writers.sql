@@ -11,10 +11,11 @@ writing AS (
     SELECT p.transaction, NULL, NULL, NULL, p.database, p.owner, NULL, p.gid, p.prepared
     FROM pg_prepared_xacts AS p
 )
-SELECT b.transaction_id::text AS bound, current_user::text AS reader, w.xid::text AS xid,
-       coalesce(w.xid = b.transaction_id::xid, false) AS holds,
-       w.pid, w.backend_type, w.application_name, w.datname, w.usename, w.state, w.gid,
-       extract(epoch FROM clock_timestamp() - w.began)::float8 AS age
+SELECT b.transaction_id::text AS bound, current_user::text AS reader, w.xid::text AS transaction_id,
+       coalesce(w.xid = b.transaction_id::xid, false) AS holds, w.pid, nullif(w.application_name, '') AS application,
+       w.datname AS database, w.usename AS role, w.state, w.gid AS prepared,
+       CASE WHEN w.began IS NOT NULL THEN greatest(extract(epoch FROM clock_timestamp() - w.began), 0) END::float8 AS age_seconds,
+       w.backend_type
 FROM bound AS b
 LEFT JOIN writing AS w ON true
 ORDER BY coalesce(w.xid = b.transaction_id::xid, false) DESC, age(w.xid) DESC NULLS LAST
