@@ -132,12 +132,13 @@ class RangeScan:
         keys = sql.SQL("{} AS transaction_id, {} AS position").format(table.transaction_id, table.position)
         if plan is Plan.BY_TRANSACTION:
             few = sql.Literal(limits.small + 1)
-            arms = self._arms(keys, wanted, limit=few, bounded=False)
+            # All keys of the range are counted, those behind the place are sorted.
+            arms = self._arms(keys, replace(wanted, after=None), limit=few)
             found = sql.SQL("found AS MATERIALIZED (SELECT f.* FROM ({}) AS f LIMIT {})").format(arms, few)
             source: sql.Composable = sql.SQL("found")
         else:
             found = NOTHING_FOUND
-            source = sql.SQL("({})").format(self._arms(keys, wanted, limit=None, bounded=True))
+            source = sql.SQL("({})").format(self._arms(keys, wanted, limit=None))
         rows = sql.SQL(
             "SELECT {columns} FROM (SELECT f.transaction_id, f.position FROM {source} AS f WHERE f.position > {after} "
             "ORDER BY f.position + 0 LIMIT {size}) AS k CROSS JOIN LATERAL (SELECT o.* FROM {table} AS o "
@@ -153,7 +154,7 @@ class RangeScan:
 
         With places for the numbers of `wanted`, which has a size and no upper snapshot.
         """
-        arms = self._arms(columns, wanted, limit=SIZE, bounded=False, now=True)
+        arms = self._arms(columns, wanted, limit=SIZE, now=True)
         return sql.SQL("SELECT n.* FROM ({}) AS n ORDER BY n.position LIMIT {}").format(arms, SIZE)
 
     def matching(self, columns: sql.Composable, wanted: Lookup) -> sql.Composed:
@@ -161,7 +162,7 @@ class RangeScan:
 
         With places for the numbers of `wanted`. Along the positions it is `walk`.
         """
-        inside = self._arms(sql.SQL("o.*"), wanted, limit=None, bounded=True)
+        inside = self._arms(sql.SQL("o.*"), wanted, limit=None)
         return sql.SQL("SELECT {} FROM ({}) AS o WHERE {} ORDER BY {}").format(
             columns, inside, self.table.matches(self.types), self.table.position
         )
@@ -394,16 +395,10 @@ class RangeScan:
         )
 
     def _late_or_fresh(self, columns: sql.Composable, wanted: Lookup, *, limit: sql.Composable) -> sql.Composed:
-        return Template(self._arms(columns, wanted, limit=limit, bounded=True)).fill(wanted.numbers)
+        return Template(self._arms(columns, wanted, limit=limit)).fill(wanted.numbers)
 
     def _arms(
-        self,
-        columns: sql.Composable,
-        wanted: Lookup,
-        *,
-        limit: sql.Composable | None,
-        bounded: bool,
-        now: bool = False,
+        self, columns: sql.Composable, wanted: Lookup, *, limit: sql.Composable | None, now: bool = False
     ) -> sql.Composed:
         """Unite the intervals of transaction ids that the range can hold, each an index range in the index's order.
 
@@ -411,9 +406,9 @@ class RangeScan:
         """
         numbers = wanted.numbers
         places: Parts = [_SEEN_NOW.format(self.table.transaction_id)] if now else []
-        if bounded and wanted.after is not None:
+        if wanted.after is not None:
             places.append(sql.SQL("{} + 0 > {}").format(self.table.position, _BEHIND))
-        if bounded and wanted.up_to is not None:
+        if wanted.up_to is not None:
             places.append(sql.SQL("{} + 0 <= {}::bigint").format(self.table.position, place("up_to")))
         arms = self._late(columns, places, limit) if "late" in numbers else []
         if "low" in numbers:
