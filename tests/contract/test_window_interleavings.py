@@ -230,7 +230,7 @@ def test_what_others_delete_or_commit_between_two_statements_moves_no_page(world
     eu = {name for name, publication in world.published.items() if publication == "eu"}
     committed = [name for name in world.committed["k0"] if name in eu]
     meddled: Any = Meddled(world.reader, meddle)
-    for _ in range(100):
+    for _ in range(10_000):  # rows of earlier examples come first
         batch = reader.fetch(meddled, after, 10)
         if not batch.matched_count and not batch.full:
             break
