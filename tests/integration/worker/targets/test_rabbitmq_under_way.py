@@ -14,7 +14,7 @@ __all__ = ["queue_name"]
 
 BATCH, UNDER_WAY = 10, 3
 BACKLOG = {"batchSize": BATCH, "leaseDuration": "3s"}
-# While the row is held no heartbeat renews the lease: all batches are published before it ends, on a busy machine too.
+# A machine that stalls for seconds must not end the lease before all batches are published.
 STUCK = {**BACKLOG, "leaseDuration": "10s"}
 FEW = {"retry": {"maxAttempts": 2, "initialBackoff": "50ms", "maxBackoff": "50ms"}, "whenExhausted": "DeadLetter"}
 

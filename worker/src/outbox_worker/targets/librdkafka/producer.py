@@ -35,7 +35,8 @@ _DOWN_SECONDS: Final = 3.0
 _TOPIC_SECONDS: Final = 2.0
 """So long a topic may be missing: the brokers may be making it."""
 _MOMENT: Final = 0.001
-"""Seconds after which its threads have been woken and have built the requests: the shortest time that it knows."""
+"""Seconds for its threads to wake and build the requests: the shortest time that it knows. A busy machine may give them
+no processor in it: what is not sent by then goes out when it is awaited, for only `flush` does not linger."""
 _PURGE_SECONDS: Final = 1.0
 """So long threads of librdkafka may take to give up what they have."""
 _log = get_logger(__name__)
