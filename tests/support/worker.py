@@ -22,7 +22,7 @@ from tests.support.processes import freeze
 from tests.support.servers.postgres import free_port, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     import psycopg
@@ -84,6 +84,22 @@ class Worker:
 
     def report(self) -> Report:
         return Report.model_validate_json(self.get("/status")[1])
+
+    def reports(self) -> dict[str, Report]:
+        """Of a process with several processors: each one's, by its id."""
+        found = [Report.model_validate(each) for each in json.loads(self.get("/status")[1])]
+        return {each.processor_id: each for each in found}
+
+    def wait_for_all(self, what: str, condition: Callable[[dict[str, Report]], bool], seconds: float = 60.0) -> None:
+        """Poll /status of a process with several processors until the condition holds."""
+
+        def holds() -> bool:
+            assert self.process.poll() is None, f"the worker ended with {self.process.returncode}:\n{self.log()}"
+            with contextlib.suppress(OSError):
+                return condition(self.reports())
+            return False
+
+        wait_until(holds, what, seconds)
 
     def wait_for(self, what: str, condition: Callable[[Report], bool], seconds: float = 60.0) -> Report:
         """Poll /status until the condition holds; fail with the last report and the log."""
@@ -167,6 +183,21 @@ class Workers:
             (home / "handler/orders.py").write_text(handler)
         (home / "termination-log").touch()
         return home
+
+    def start_shared(self, configs: Iterable[dict[str, Any]], uri: str, *, target: str | None = None) -> Worker:
+        """Start one process for several processors, as their pod would have it: one Secret, mounted for each."""
+        home = None
+        for config in configs:
+            made = self.prepare(config, uri, target=target)
+            home = home or made
+            place = home / "processors" / config["processorId"]
+            place.mkdir(parents=True)
+            (made / "processor.json").rename(place / "processor.json")
+            (place / "connections").mkdir()
+            (place / "connections/source").symlink_to(home / "connections/source")
+            (place / "connections/target").symlink_to(made / "connections/target")
+        assert home is not None
+        return self.launch(home, "--processors", str(home / "processors"))
 
     def launch(
         self, home: Path, *arguments: str, pod: str | None = None, environment: dict[str, str] | None = None

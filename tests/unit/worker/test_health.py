@@ -38,7 +38,7 @@ class Served:
         self.status = ProcessStatus(CONFIG, Identity("pod", "uid", "instance"), initial_state(0.0))
         self.progress = Progress()
         self.status.add_seconds(0.1, stored=True)
-        self.server = HealthServer((host, 0), access=OPEN, status=self.status, progress=self.progress)
+        self.server = HealthServer((host, 0), access=OPEN, statuses=[self.status], progress=self.progress)
         self.server.start()
 
     def ask(self, path, body=None, host="127.0.0.1"):
@@ -90,10 +90,11 @@ def test_anything_else_is_refused(served, body):
 def test_metrics_are_there_and_other_paths_are_not(served):
     code, text = served.ask("/metrics")
     assert code == 200
-    for sample in ('count{outcome="stored"} 1.0', 'sum{outcome="stored"} 0.1', 'count{outcome="failed"} 0.0'):
-        assert f"outbox_batch_seconds_{sample}" in text
+    of = f'processor="{CONFIG.processor_id}"'
+    for name, outcome, value in (("count", "stored", 1.0), ("sum", "stored", 0.1), ("count", "failed", 0.0)):
+        assert f'outbox_batch_seconds_{name}{{outcome="{outcome}",{of}}} {value}' in text
     for bound, count in (("0.05", 0), ("0.1", 1), ("0.25", 1), ("300.0", 1), ("+Inf", 1)):
-        assert f'outbox_batch_seconds_bucket{{le="{bound}",outcome="stored"}} {count}.0' in text
+        assert f'outbox_batch_seconds_bucket{{le="{bound}",outcome="stored",{of}}} {count}.0' in text
     assert served.ask("/secrets")[0] == 404
     assert served.ask("/elsewhere", b"{}")[0] == 404
 
@@ -133,7 +134,7 @@ def test_no_figure_of_failures_is_told_before_the_database_was_looked_at(served)
 
 def test_a_port_that_is_taken_is_said(served):
     with pytest.raises(ConfigurationError, match="cannot be opened"):
-        HealthServer(("", served.server.port), access=OPEN, status=served.status, progress=served.progress)
+        HealthServer(("", served.server.port), access=OPEN, statuses=[served.status], progress=served.progress)
 
 
 @pytest.mark.parametrize(

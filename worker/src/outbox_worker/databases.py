@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from outbox_core.spec import Engine
+from outbox_core.errors import ConfigurationError
+from outbox_core.spec import Engine, Mode
 from outbox_worker.postgres import identity, remote_target, schema
 from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.progress import checkpoints
@@ -38,7 +39,8 @@ class Databases:
     `ahead`: a third connection, that reads the next batch of a backlog. None where the messages are in another server
     than the checkpoint: what says there in which run it is, need not be. `wal`: a connection to the source that waits
     for messages; None: for engine Spark, whose batches are worth waiting for. `look`: what the partitions of a process
-    found along the positions. `arrivals`: whether a message came for any of them; None where there are no partitions.
+    found along the positions. `arrivals`: whether a message came for any of them, or for any of several processors;
+    None: for one that is not partitioned. `is_shared`: with other processors.
     """
 
     config: ProcessorConfig
@@ -48,6 +50,7 @@ class Databases:
     wal: WalWatch | None = None
     look: SharedLook = field(default_factory=SharedLook)
     arrivals: Arrivals | None = None
+    is_shared: bool = False
 
     @property
     def has_remote_target(self) -> bool:
@@ -128,3 +131,55 @@ def open_databases(config: ProcessorConfig, connections: Path, application_name:
         return Databases(config, source, source, ReadAhead(partial(source.another, "ahead")), wal, arrivals=arrivals)
     target = Session(ConnectionFiles(connections / TARGET), application_name, "the target's database")
     return Databases(config, target, source, wal=wal)
+
+
+class SharedDatabases:
+    """The sessions of one thread that works for several processors, which have their source in one database."""
+
+    def __init__(self, connections: Path, application_name: str) -> None:
+        """Make them by the files of the first processor; nothing is connected yet."""
+        self._directory = connections / SOURCE
+        self._session = Session(ConnectionFiles(self._directory), application_name)
+        self._ahead = ReadAhead(partial(self._session.another, "ahead"))
+        self._wal = WalWatch(partial(self._session.another, "waiting"))
+        self._arrivals: dict[str, Arrivals] = {}
+
+    def of(self, config: ProcessorConfig, connections: Path) -> Databases:
+        """Return those of one processor.
+
+        Raises:
+            ConfigurationError: it needs a process of its own.
+
+        """
+        delivery, own = config.delivery, ""
+        if not _is_same_directory(self._directory, connections / SOURCE):
+            own = "source.connection names another Secret than the first one's"
+        elif config.has_remote_target:
+            own = "its checkpoint is in another database than its messages"
+        elif config.engine is not Engine.WORKER:
+            own = f"engine is {config.engine}"
+        elif delivery.mode is Mode.PARTITIONED:
+            own = "delivery.mode is Partitioned"
+        elif config.target is not None and config.target.python is not None:
+            own = "target.python is code of its own"
+        elif config.rebuild_of is not None:
+            own = "it has rebuildOf"
+        if own:
+            raise ConfigurationError(
+                f"processor {config.processor_id!r} cannot share a process: {own}; run it in one of its own"
+            )
+        table = config.source.model_dump_json()
+        if table not in self._arrivals:
+            self._arrivals[table] = Arrivals(config.source, config.processor_id)
+        return Databases(
+            config, self._session, self._session, self._ahead, self._wal, arrivals=self._arrivals[table],
+            is_shared=True,
+        )  # fmt: skip
+
+
+def _is_same_directory(first: Path, other: Path) -> bool:
+    """A Secret that is mounted at several places is one directory."""
+    try:
+        return first.samefile(other)
+    except OSError:
+        return first == other

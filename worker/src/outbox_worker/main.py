@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import ConfigurationError
-from outbox_core.processor.state import initial_state
-from outbox_core.report import ExitCode
+from outbox_core.processor.state import Step, initial_state
+from outbox_core.report import ExitCode, WorkerState
 from outbox_worker.competing.consumer import lease_as_asked
-from outbox_worker.databases import open_databases
-from outbox_worker.engine.loop import Loop
+from outbox_worker.databases import SharedDatabases, open_databases
+from outbox_worker.engine.loop import Loop, ProcessorRunners
 from outbox_worker.engine.runner import Runner
 from outbox_worker.engine.steps import StepContext
 from outbox_worker.engine.throttle import Throttle
@@ -29,11 +29,11 @@ from outbox_worker.observe.observer import Observer
 from outbox_worker.observe.source_watch import SourceWatch
 from outbox_worker.observe.speaker import Speaker
 from outbox_worker.observe.status import Identity, ProcessStatus, Progress, write_last_word, write_termination
-from outbox_worker.ownership.heartbeat import Heartbeat, Ownership
+from outbox_worker.ownership.heartbeat import Beat, Heartbeat, Holding, Ownership
 from outbox_worker.ownership.one_shot import run_once
 from outbox_worker.ownership.release import give_back
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.settings import Act, Settings, read_config, read_settings
+from outbox_worker.settings import Act, Settings, find_processors, read_config, read_settings
 from outbox_worker.shutdown import Shutdown, Waker
 from outbox_worker.targets import build_target
 from outbox_worker.wiring import MODES, Replica, build_steps
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
     from outbox_core.config import ProcessorConfig
     from outbox_core.ports import Target
+    from outbox_worker.background import BackgroundThread
+    from outbox_worker.databases import Databases
     from outbox_worker.wiring import BuildFeed
 
 _COLLECT_AFTER: Final = 5_000
@@ -60,18 +62,40 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    """What lasts as long as the process, while the number of partitions may change."""
+class Processor:
+    """One of the processors of this process: its files, its configuration, and what is said of it."""
 
     settings: Settings
     config: ProcessorConfig
+    status: ProcessStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What lasts as long as the process, while the number of partitions may change.
+
+    Attributes:
+        name: of its sessions in the database.
+
+    """
+
+    settings: Settings
+    processors: list[Processor]
     name: str
     engine: Engine
     token: UUID
     waker: Waker
     progress: Progress
     shutdown: Shutdown
-    status: ProcessStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The parts of one processor, divided as it is now."""
+
+    holding: Holding
+    replica: Replica
+    runners: list[Runner]
 
 
 def main(arguments: Sequence[str] | None = None, engine: Engine | None = None) -> int:
@@ -81,36 +105,45 @@ def main(arguments: Sequence[str] | None = None, engine: Engine | None = None) -
     # A ConfigMap's file can be replaced within the same second: a cached .pyc would hide it.
     sys.dont_write_bytecode = True
     try:
-        config = read_config(settings)
-        name = f"outbox {config.processor_id} {settings.pod}"
         if settings.act is not Act.RUN:
+            config = read_config(settings)
+            name = f"outbox {config.processor_id} {settings.pod}"
             return run_once(settings, config, open_databases(config, settings.connections, name))
-        return _run(settings, config, name, engine or Engine(build_target))
+        return _run(settings, engine or Engine(build_target))
     except ConfigurationError as err:
         _log.error("configuration", extra={"error": str(err)})
         write_last_word(str(err), settings.termination_log)
         return ExitCode.INVALID_CONFIGURATION
 
 
-def _run(settings: Settings, config: ProcessorConfig, name: str, engine: Engine) -> int:
-    config = lease_as_asked(config)
+def _run(settings: Settings, engine: Engine) -> int:
     waker, progress = Waker(), Progress()
     identity = Identity(settings.pod, settings.pod_uid, str(uuid.uuid4()))
-    status = ProcessStatus(config, identity, initial_state(time.monotonic()))
+    processors = _read_processors(settings, identity)
+    statuses = [each.status for each in processors]
+    config = processors[0].config
+    is_shared = settings.processors is not None
+    name = f"outbox {settings.pod}" if is_shared else f"outbox {config.processor_id} {settings.pod}"
     process = Process(
-        settings, config, name, engine, uuid.UUID(identity.instance), waker, progress,
-        Shutdown(waker, settings.grace_seconds), status,
+        settings, processors, name, engine, uuid.UUID(identity.instance), waker, progress,
+        Shutdown(waker, settings.grace_seconds),
     )  # fmt: skip
     health = HealthServer(
         (settings.host, settings.port),
         access=read_access(settings),
-        status=status,
+        statuses=statuses,
         progress=progress,
     )
     health.start()
-    _log.info(
-        "started", extra={"processor": config.processor_id, "resource": str(config.resource), "port": health.port}
-    )
+    for each in processors:
+        _log.info(
+            "started",
+            extra={
+                "processor": each.config.processor_id,
+                "resource": str(each.config.resource),
+                "port": health.port,
+            },
+        )
     count = None if config.delivery.partitions is None else config.delivery.partitions.count
     take_over = settings.take_over
     _spare_collector()
@@ -118,11 +151,35 @@ def _run(settings: Settings, config: ProcessorConfig, name: str, engine: Engine)
         while (found := _work(process, count, take_over=take_over)) is not None:
             _log.info("goes on with the new number of partitions", extra={"partitions": found, "before": count})
             count, take_over = found, False
-            status.rebalance(count, initial_state(time.monotonic()))
+            statuses[0].rebalance(count, initial_state(time.monotonic()))
     finally:
         health.close()
     _log.info("ended")
     return ExitCode.DONE
+
+
+def _read_processors(settings: Settings, identity: Identity) -> list[Processor]:
+    """Read the configurations; of several, one that cannot be read leaves the others alone.
+
+    Raises:
+        ConfigurationError: none can be read.
+
+    """
+    places, processors = find_processors(settings), []
+    is_shared = settings.processors is not None
+    for place in places:
+        try:
+            config = lease_as_asked(read_config(place))
+        except ConfigurationError as err:
+            if not is_shared:
+                raise
+            _log.error("configuration", extra={"error": str(err)})
+            continue
+        status = ProcessStatus(config, identity, initial_state(time.monotonic()), is_shared=is_shared)
+        processors.append(Processor(place, config, status))
+    if not processors:
+        raise ConfigurationError(f"no processor of {settings.processors} has a configuration that can be read")
+    return processors
 
 
 def _spare_collector() -> None:
@@ -136,85 +193,129 @@ def _spare_collector() -> None:
 
 
 def _work(process: Process, count: int | None, *, take_over: bool) -> int | None:
-    """Work until the process shall end; or until there are as many partitions as is returned."""
-    config = process.config if count is None else partitioned_into(process.config, count)
-    mode, replica = MODES[config.delivery.mode], _build_replica(process, config)
-    membership = None if count is None else replica.membership
-    units = _build_units(process, replica, count)
-    first = units[0]
-    ownerships = [each.ownership for each in units]
-    renewal = mode.renewal(replica, ownerships)
-    speaker = Speaker(process.status, claim_uid=config.resource.uid, pod=first.pod, token=first.token)
-    watching = open_databases(config, process.settings.connections, f"{process.name} heartbeat")
-    threads: list[Heartbeat | SourceWatch | IndexBuilder] = [
-        Heartbeat(
-            session=watching.target, key=first.key, resource=config.resource, lease=config.delivery.lease_duration,
-            ownerships=ownerships, renewal=renewal, observer=first.observer, progress=process.progress,
-            speaker=speaker, on_loss=process.waker.wake,
-        )
-    ]  # fmt: skip
-    if watching.has_remote_target:
-        threads.append(SourceWatch(first.observer, watching.source))
-    if config.delivery.partitions is not None:
-        building = open_databases(config, process.settings.connections, f"{process.name} index").source
-        by = config.delivery.partitions.key
-        threads.append(IndexBuilder(first.observer, process.status, building, config.source, by))
+    """Work until the process shall end; or until its processor has as many partitions as is returned."""
+    works = _build_works(process, count, take_over=take_over)
+    threads = _build_threads(process, works)
     for thread in threads:
         thread.start()
-    chance = random.SystemRandom()
+    runners = [runner for work in works for runner in work.runners]
     outdated = False
     try:
-        runners = [
-            Runner(each, steps, initial_state(time.monotonic()), chance=chance, membership=membership)
-            for each, steps in zip(
-                units, build_steps(units, replica, take_over=take_over, feed=process.engine.feed), strict=True
-            )
-        ]  # fmt: skip
-        Loop(runners, waker=process.waker, progress=process.progress).run()
+        Loop([ProcessorRunners(work.runners) for work in works], waker=process.waker, progress=process.progress).run()
         outdated = any(runner.is_obsolete for runner in runners) and not process.shutdown.requested
     finally:
         for thread in threads:
             thread.stop()
         if not outdated:
-            give_back(units, renewal, speaker)
-            write_termination(process.status.report(), process.settings.termination_log)
-        first.target.close()
-        first.databases.discard()
-    return membership.found if membership is not None and outdated else None
+            give_back(process.shutdown, [work.holding for work in works])
+        if not outdated and process.settings.processors is None:
+            write_termination(process.processors[0].status.report(), process.settings.termination_log)
+        for work in works:
+            work.holding.contexts[0].target.close()
+            work.holding.contexts[0].databases.discard()
+    return works[0].replica.membership.found if outdated else None
 
 
-def _build_replica(process: Process, config: ProcessorConfig) -> Replica:
-    asked, settings = process.config.delivery.partitions, process.settings
-    return Replica(
+def _build_works(process: Process, count: int | None, *, take_over: bool) -> list[Work]:
+    """Build the parts of each processor; of several, one that cannot be built leaves the others alone.
+
+    Raises:
+        ConfigurationError: none can be built.
+
+    """
+    if process.settings.processors is None:
+        (processor,) = process.processors
+        config = processor.config if count is None else partitioned_into(processor.config, count)
+        databases = open_databases(config, processor.settings.connections, process.name)
+        return [_build_work(process, processor, databases, take_over=take_over)]
+    works, shared = [], SharedDatabases(process.processors[0].settings.connections, process.name)
+    for processor in process.processors:
+        try:
+            databases = shared.of(processor.config, processor.settings.connections)
+            works.append(_build_work(process, processor, databases, take_over=take_over))
+        except ConfigurationError as err:
+            _tell_invalid(processor.status, err)
+    if not works:
+        raise ConfigurationError(f"no processor of {process.settings.processors} can be run: the log says why")
+    return works
+
+
+def _tell_invalid(status: ProcessStatus, error: ConfigurationError) -> None:
+    """Say why a processor does not run."""
+    state = initial_state(time.monotonic())
+    ended = replace(state, step=Step.END, state=WorkerState.STOPPED, reason=error.reason, message=str(error))
+    status.watch(0, lambda: ended)
+    _log.error("configuration", extra=status.names | {"error": str(error)})
+
+
+def _build_work(process: Process, processor: Processor, databases: Databases, *, take_over: bool) -> Work:
+    """Build the parts of one processor, divided as the configuration of its sessions says."""
+    config, settings, status = databases.config, processor.settings, processor.status
+    asked, partitions = processor.config.delivery.partitions, config.delivery.partitions
+    replica = Replica(
         config, ProcessorKey(config.source.schema_name, config.processor_id), pod=settings.pod,
         pod_uid=settings.pod_uid, token=process.token, asked=None if asked is None else asked.count,
     )  # fmt: skip
+    units = _build_units(process, processor, databases, replica)
+    renewal = MODES[config.delivery.mode].renewal(replica, [each.ownership for each in units])
+    speaker = Speaker(status, claim_uid=config.resource.uid, pod=settings.pod, token=process.token)
+    chance = random.SystemRandom()
+    runners = [
+        Runner(
+            each, steps, initial_state(time.monotonic()), chance=chance,
+            membership=None if partitions is None else replica.membership,
+        )
+        for each, steps in zip(
+            units, build_steps(units, replica, take_over=take_over, feed=process.engine.feed), strict=True
+        )
+    ]  # fmt: skip
+    return Work(Holding(units, renewal, speaker), replica, runners)
 
 
-def _build_units(process: Process, replica: Replica, count: int | None) -> list[StepContext]:
+def _build_units(
+    process: Process, processor: Processor, databases: Databases, replica: Replica
+) -> list[StepContext]:  # fmt: skip
     """Build what the steps of each unit use; all units share target and connections."""
-    config, key = replica.config, replica.key
+    config, key, status = replica.config, replica.key, processor.status
     seconds = config.delivery.lease_duration.total_seconds()
-    sight = MODES[config.delivery.mode].sight(replica, process.status)
-    observer = Observer(key, process.status, sight, lease=seconds, remote_target=config.has_remote_target)
+    sight = MODES[config.delivery.mode].sight(replica, status)
+    observer = Observer(key, status, sight, lease=seconds, remote_target=config.has_remote_target)
     throttle = Throttle(config.delivery)
-    process.status.circuit = lambda: throttle.phase.value
+    status.circuit = lambda: throttle.phase.value
     context = StepContext(
         config,
         key,
-        process.settings.pod,
+        processor.settings.pod,
         process.token,
-        open_databases(config, process.settings.connections, process.name),
+        databases,
         Ownership(seconds),
         observer,
-        process.status,
+        status,
         process.shutdown,
-        process.engine.build_target(config, process.settings),
+        process.engine.build_target(config, processor.settings),
         throttle,
     )
-    if count is None:
+    if config.delivery.partitions is None:
         return [context]
     return [
         replace(context, key=replace(key, partition=partition), ownership=Ownership(seconds))
-        for partition in range(count)
+        for partition in range(config.delivery.partitions.count)
     ]
+
+
+def _build_threads(process: Process, works: list[Work]) -> list[BackgroundThread]:
+    """Build what works beside the loop: one heartbeat for all; what else there is only one processor alone needs."""
+    first, settings = works[0].holding.contexts[0], process.processors[0].settings
+
+    def open_for(purpose: str) -> Databases:
+        return open_databases(first.config, settings.connections, f"{process.name} {purpose}")
+
+    watching = open_for("heartbeat")
+    beats = [Beat(work.holding, process.waker.wake) for work in works]
+    threads: list[BackgroundThread] = [Heartbeat(watching.target, beats, process.progress)]
+    if watching.has_remote_target:
+        threads.append(SourceWatch(first.observer, watching.source))
+    if first.config.delivery.partitions is not None:
+        by, source = first.config.delivery.partitions.key, open_for("index").source
+        threads.append(IndexBuilder(first.observer, first.status, source, first.config.source, by))
+    return threads

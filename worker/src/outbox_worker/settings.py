@@ -7,7 +7,7 @@ import json
 import logging
 import socket
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +46,7 @@ class Settings:
 
     act: Act
     take_over: bool
+    processors: Path | None
     config: Path
     connections: Path
     handler: Path
@@ -75,6 +76,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     return Settings(
         act=act,
         take_over=given.take_over,
+        processors=given.processors,
         config=given.config,
         connections=given.connections,
         handler=given.handler,
@@ -94,7 +96,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
 
 def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m outbox_worker", description="Run one outbox processor until SIGTERM."
+        prog="python -m outbox_worker", description="Run an outbox processor, or several, until SIGTERM."
     )
     acts = parser.add_mutually_exclusive_group()
     acts.add_argument("--try-claim", action="store_true", help="ask for the claim once: exit 0 if ours, 10 if held")
@@ -107,6 +109,11 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     acts.add_argument(
         "--take-over", action="store_true", help="run, and first take claim and lease by force from their holders"
+    )
+    parser.add_argument(
+        "--processors",
+        type=Path,
+        help="directory with a directory for each of several processors, which has processor.json and connections/",
     )
     parser.add_argument("--config", type=Path, default=CONFIG_PATH, help="the processor's JSON file (%(default)s)")
     parser.add_argument(
@@ -136,6 +143,21 @@ def _place(text: str) -> tuple[str, str, str]:
     if len(parts) != 3 or not all(parts):
         raise argparse.ArgumentTypeError("write it as CLUSTER/NAMESPACE/NAME")
     return parts[0], parts[1], parts[2]
+
+
+def find_processors(settings: Settings) -> list[Settings]:
+    """Return the settings of each processor of this process, in the order of their directories' names.
+
+    Raises:
+        ConfigurationError: there is no processor in the directory.
+
+    """
+    if settings.processors is None:
+        return [settings]
+    files = sorted(settings.processors.glob(f"*/{CONFIG_PATH.name}"))
+    if not files:
+        raise ConfigurationError(f"there is no */{CONFIG_PATH.name} in {settings.processors}")
+    return [replace(settings, config=file, connections=file.parent / CONNECTIONS_PATH.name) for file in files]
 
 
 def read_config(settings: Settings) -> ProcessorConfig:

@@ -16,7 +16,7 @@ from outbox_worker.engine.owner_steps import ECHO_SECONDS, NothingPrepared, Owne
 from outbox_worker.engine.partition_steps import Partition, PartitionFeed
 from outbox_worker.engine.steps import Steps, steps_of_an_owner
 from outbox_worker.engine.stopped_steps import StoppedSteps
-from outbox_worker.feeds.cursor import CheckpointSettling, CursorFeed
+from outbox_worker.feeds.cursor import CheckpointSettling, CursorFeed, WholeFeed
 from outbox_worker.feeds.held import HeldFeed
 from outbox_worker.feeds.partition_reader import PartitionReader
 from outbox_worker.observe.sight import CompetingSight, PartitionedSight, WholeSight
@@ -87,13 +87,13 @@ class Unit:
     """One partition of a process, or all of a processor that is not partitioned: what its steps are made of."""
 
     def __init__(self, context: StepContext, replica: Replica) -> None:
-        delivery = context.config.delivery
+        delivery, is_shared = context.config.delivery, context.databases.is_shared
         self.context = context
         self.replica = replica
         self.runner = TransactionRunner(
             context.key, lease=delivery.lease_duration.total_seconds(), timeout=delivery.timeout.total_seconds(),
             wal=None if context.databases.has_remote_target else context.databases.wal,
-            can_rest=delivery.mode is Mode.ORDERED and context.config.rebuild_of is None,
+            can_rest=delivery.mode is Mode.ORDERED and context.config.rebuild_of is None and not is_shared,
         )  # fmt: skip
         self.reader = PartitionReader(context)
 
@@ -124,7 +124,7 @@ class ModeRow:
 MODES: Final = {
     Mode.ORDERED: ModeRow(
         own=lambda unit: WholeProcessor(unit.context),
-        feed=lambda unit: unit.cursor,
+        feed=lambda unit: WholeFeed(unit.cursor) if unit.context.databases.is_shared else unit.cursor,
         renewal=lambda replica, held: LeaseRenewal(replica.key, replica.config.delivery.lease_duration, held[0]),
         sight=lambda replica, _: WholeSight(replica.key),
     ),

@@ -31,31 +31,56 @@ _LONG: Final = 3600.0
 _LONG_STEPS: Final = frozenset({Step.PREPARE, Step.LOAD})
 
 
-class Loop:
-    """Runs the runners of one processor until each has come to its END."""
+class ProcessorRunners:
+    """The runners of one processor, at least one; they share target and delivery."""
 
-    def __init__(self, runners: Sequence[Runner], *, waker: Waker, progress: Progress) -> None:
-        """Keep the runners, at least one; they share target and delivery."""
-        self._runners = runners
-        self._target = runners[0].context.target
+    def __init__(self, runners: Sequence[Runner]) -> None:
+        self.runners = runners
         self._throttle = runners[0].context.throttle
-        self._wal, self._arrivals = runners[0].context.databases.wal, runners[0].context.databases.arrivals
+        self._target = runners[0].context.target
+        self._is_rated = runners[0].context.config.delivery.rate_limit is not None
+        self.activity = Activity(runners[0].context.status)
+
+    def share(self) -> None:
+        """Of the processor's rate this process uses the share that its partitions, or it itself, are of all."""
+        if self._is_rated:
+            self._throttle.share = sum(runner.share for runner in self.runners) / len(self.runners)
+
+    def tick(self) -> None:
+        """Let the target keep its connection alive; where it changed, try at once what waits because of it."""
+        self._target.keep_alive()
+        if self._target.changed():
+            for each in self.runners:
+                if each.state.step is not Step.END:
+                    each.advance(outcomes.HandlerChanged())
+
+
+class Loop:
+    """Runs the runners of one processor, or of several, until each has come to its END."""
+
+    def __init__(self, processors: Sequence[ProcessorRunners], *, waker: Waker, progress: Progress) -> None:
+        """Keep the processors, at least one; they share the sessions."""
+        self._processors = processors
+        self._runners = [runner for processor in processors for runner in processor.runners]
+        databases = [runner.context.databases for runner in self._runners]
+        self._wal = databases[0].wal
+        self._arrivals = {id(each.arrivals): each.arrivals for each in databases if each.arrivals is not None}
         self._waker = waker
         self._progress = progress
-        self._is_rated = runners[0].context.config.delivery.rate_limit is not None
-        self._longest = runners[0].context.config.delivery.timeout.total_seconds() + _SLACK
+        longest = max(runner.context.config.delivery.timeout.total_seconds() for runner in self._runners)
+        self._longest = longest + _SLACK
         self._next_tick = self._next_look = self._promised = 0.0
-        self._activity = Activity(runners[0].context.status)
 
     def run(self) -> None:
         """Run to the end; or until all runners are obsolete, because the number of partitions changed."""
         while live := [runner for runner in self._runners if runner.state.step is not Step.END]:
             if looks := (now := time.monotonic()) >= self._next_look:
                 self._next_look = now + TICK
-                self._activity.look()
+                for processor in self._processors:
+                    processor.activity.look()
             at_rest = self._hear(live)
-            if self._is_rated:
-                self._share(live)
+            for processor in self._processors:
+                processor.share()
             due, runner = min(
                 ((each.state.due_at_rest if at_rest else each.state.due, each) for each in live), key=itemgetter(0)
             )
@@ -74,10 +99,9 @@ class Loop:
                 self._advance(runner)
                 continue
             self._wait(live, TICK if isinf(left) else min(left, TICK))
-            if self._tick():
-                for each in live:
-                    each.advance(outcomes.HandlerChanged())
-        self._activity.tell()
+            self._tick()
+        for processor in self._processors:
+            processor.activity.tell()
 
     def _advance(self, runner: Runner) -> None:
         runner.advance()
@@ -107,15 +131,11 @@ class Loop:
         return rests
 
     def _tell_moved(self, live: Sequence[Runner], useless: int) -> None:
-        if self._arrivals is not None:
-            self._arrivals.forget()
+        for arrivals in self._arrivals.values():
+            arrivals.forget()
         for each in live:
             if each.state.awaits_messages:
                 each.advance(outcomes.SourceMoved(useless))
-
-    def _share(self, live: Sequence[Runner]) -> None:
-        """Of the processor's rate this process uses the share that its partitions, or it itself, are of all."""
-        self._throttle.share = sum(runner.share for runner in live) / len(self._runners)
 
     @staticmethod
     def _interrupt(live: Sequence[Runner]) -> bool:
@@ -125,11 +145,10 @@ class Loop:
             runner.advance(outcome)
         return bool(found)
 
-    def _tick(self) -> bool:
-        """Once a second: let the target keep its connection alive; say whether it changed."""
+    def _tick(self) -> None:
+        """Look after the targets once a second."""
         now = time.monotonic()
-        if now < self._next_tick:
-            return False
-        self._next_tick = now + TICK
-        self._target.keep_alive()
-        return self._target.changed()
+        if now >= self._next_tick:
+            self._next_tick = now + TICK
+            for processor in self._processors:
+                processor.tick()

@@ -55,7 +55,7 @@ class Runner:
             bisects=context.config.engine is Engine.WORKER,
             isolates=context.isolates,
         )
-        self._names: dict[str, object] = {} if membership is None else {"partition": context.key.partition}
+        self._names = context.status.names | ({} if membership is None else {"partition": context.key.partition})
         self._batch_began = 0.0
         self._found_fresh = True
         """The last look at the outbox gave the target something, or there was none yet."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from outbox_core.errors import OutboxError, TransientError
+from outbox_core.message import Batch
 from outbox_core.ports import Feed, Settling
 from outbox_core.processor import outcomes
 from outbox_core.processor.failing import POISON_CRASHES, build_poison_error
@@ -28,7 +29,6 @@ from outbox_worker.postgres.transactions.transaction import StoreRequest
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from outbox_core.message import Batch
     from outbox_core.part import Places
     from outbox_core.ports import Settle
     from outbox_core.processor.failing import Failure
@@ -115,6 +115,21 @@ class CursorFeed(Feed):
             excluded=excluded,
             places=places,
         )
+
+
+class WholeFeed(Feed):
+    """Reads one of several processors of a process, unless one look for all of them says that nothing came."""
+
+    def __init__(self, cursor: CursorFeed) -> None:
+        self._cursor = cursor
+
+    @override
+    def fetch(self, state: ProcessorState) -> outcomes.StepOutcome:
+        """Read where something may have come."""
+        after = state.cursor
+        if after is not None and (seen := self._cursor.find_end(after)) is not None:
+            return outcomes.Fetched(Batch(after, after, (), 0, full=False, saw_all=seen.saw_all))
+        return self._cursor.fetch(state)
 
 
 def is_backlog(state: ProcessorState, batch: Batch, limit: int, most: int) -> bool:

@@ -1,5 +1,6 @@
 """The HTTP contract with kubelet, Prometheus and operator: /livez /readyz /metrics /status, and POST /intent.
 
+Of a process for several processors /status is a list, /readyz says whether all are ready, and an intent is for all.
 Answers come from memory; `access.py` says who gets one. `outbox_spark` serves the same contract with it.
 """
 
@@ -21,6 +22,8 @@ from outbox_core.report import Intent
 from outbox_worker.observe.access import Question
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from outbox_worker.observe.access import Access
     from outbox_worker.observe.status import ProcessStatus, Progress
 
@@ -33,15 +36,17 @@ _LOOK_SECONDS: Final = 1.0
 class HealthServer:
     """Serves in threads of its own until `close`."""
 
-    def __init__(self, address: tuple[str, int], *, access: Access, status: ProcessStatus, progress: Progress) -> None:
-        """Bind host and port: an empty host is every interface, port 0 takes a free one.
+    def __init__(
+        self, address: tuple[str, int], *, access: Access, statuses: Sequence[ProcessStatus], progress: Progress
+    ) -> None:
+        """Bind host and port: an empty host is every interface, port 0 takes a free one. One status a processor.
 
         Raises:
             ConfigurationError: the port is taken, or this machine does not have the address.
 
         """
         self._access = access
-        self._status = status
+        self._statuses = statuses
         self._progress = progress
         host, port = address
         try:
@@ -93,14 +98,16 @@ class HealthServer:
                 text = f"no progress: {', '.join(late)}\n" if late else "alive\n"
                 return (HTTPStatus.SERVICE_UNAVAILABLE if late else HTTPStatus.OK), "text/plain", text.encode()
             case "/readyz":
-                report = self._status.report()
-                text = f"{report.state.value}: {report.reason.value}\n"
-                code = HTTPStatus.OK if self._status.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
-                return code, "text/plain", text.encode()
+                reports = [status.report() for status in self._statuses]
+                text = "".join(f"{report.state.value}: {report.reason.value}\n" for report in reports)
+                is_ready = all(status.is_ready for status in self._statuses)
+                return HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", text.encode()
             case "/status":
-                return HTTPStatus.OK, "application/json", self._status.report().model_dump_json(by_alias=True).encode()
+                text = ",".join(status.report().model_dump_json(by_alias=True) for status in self._statuses)
+                text = f"[{text}]" if self._statuses[0].is_shared else text
+                return HTTPStatus.OK, "application/json", text.encode()
             case "/metrics":
-                return HTTPStatus.OK, "text/plain; version=0.0.4", _render_metrics(self._status)
+                return HTTPStatus.OK, "text/plain; version=0.0.4", _render_metrics(self._statuses)
             case _:
                 return HTTPStatus.NOT_FOUND, "text/plain", b"/livez /readyz /metrics /status, POST /intent\n"
 
@@ -113,7 +120,8 @@ class HealthServer:
         except (ValueError, KeyError, TypeError):
             known = ", ".join(each.value for each in Intent)
             return HTTPStatus.BAD_REQUEST, "text/plain", f'send {{"intent": …}} with one of {known}\n'.encode()
-        self._status.intent = intent
+        for status in self._statuses:
+            status.intent = intent
         return HTTPStatus.OK, "application/json", json.dumps({"intent": intent.value}).encode()
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
@@ -170,11 +178,11 @@ class HealthServer:
         return Handler
 
 
-def _render_metrics(status: ProcessStatus) -> bytes:
+def _render_metrics(statuses: Sequence[ProcessStatus]) -> bytes:
     # Only the first scrape pays for Prometheus' client, and a process that is never asked does not.
     from outbox_worker.observe.telemetry import render
 
-    return render(status)
+    return render(statuses)
 
 
 class _Server(ThreadingHTTPServer):

@@ -98,7 +98,13 @@ class Observed:
 class ProcessStatus:
     """The latest of everything; behind one lock what is more than one value, or is counted."""
 
-    def __init__(self, config: ProcessorConfig, identity: Identity, initial: ProcessorState) -> None:
+    def __init__(
+        self, config: ProcessorConfig, identity: Identity, initial: ProcessorState, *, is_shared: bool = False
+    ) -> None:
+        self.is_shared = is_shared
+        """The process has other processors too, or may have."""
+        self.names: dict[str, object] = {"processor": config.processor_id} if is_shared else {}
+        """What tells lines of the log about this processor from those about others of the process."""
         self._lock = threading.Lock()
         self._config = config
         self._identity = identity
@@ -314,7 +320,8 @@ class Activity:
         report, seconds = self._status.report(), max(now - self._since, 0.001)
         _log.info(
             "handled",
-            extra={
+            extra=self._status.names
+            | {
                 "messages": count,
                 "perSecond": round(count / seconds, 1),
                 "checkpoint": _checkpoints_in_words(report),

@@ -20,7 +20,7 @@ from outbox_core.report import RebuildState, WorkerState
 from outbox_worker.observe.status import BUCKETS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import TypeAlias
 
     from prometheus_client.metrics_core import Metric
@@ -31,53 +31,62 @@ if TYPE_CHECKING:
     Samples: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
 
 
-def render(status: ProcessStatus) -> bytes:
-    """Return the text exposition of one process."""
+def render(statuses: Sequence[ProcessStatus]) -> bytes:
+    """Return the text exposition of one process, of one processor or several."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(StatusCollector(status))
+    registry.register(StatusCollector(statuses))
     return generate_latest(registry)
 
 
 class StatusCollector(Collector):
-    """Reads the process status once for each scrape."""
+    """Reads each status once for each scrape."""
 
-    def __init__(self, status: ProcessStatus) -> None:
-        self._status = status
+    def __init__(self, statuses: Sequence[ProcessStatus]) -> None:
+        self._statuses = statuses
 
     @override
     def collect(self) -> Iterator[Metric]:
-        report = self._status.report()
-        yield from self._counters(report)
-        yield from _gauges(report)
-        yield from _pairs(report)
-        yield from _holder(report)
-        yield from _leases(report)
-        yield from _unfinished(report)
-        states = [((each.value,), each is report.state) for each in WorkerState]
-        yield _gauge(report, "outbox_state", "1 for the state the worker is in.", states, "state")
-        why = [((report.state.value, report.reason.value), 1)]
-        yield _gauge(report, "outbox_state_reason", "1: why the worker is in its state.", why, "state", "reason")
-        phases = [((phase.value,), phase.value == report.circuit) for phase in Phase]
-        yield _gauge(report, "outbox_circuit", "1 for what the target's circuit breaker lets through.", phases, "phase")
+        families: dict[str, Metric] = {}
+        for found in (metric for status in self._statuses for metric in _collect(status)):
+            family = families.setdefault(found.name, found)
+            if family is not found:  # another processor's: a family stands once in the text
+                family.samples += found.samples
+        yield from families.values()
 
-    def _counters(self, report: Report) -> Iterator[Metric]:
-        yield _counter(
-            report, "outbox_messages_handled", "Messages handled by this process.", [((), self._status.handled)]
-        )
-        yield _counter(report, "outbox_batches", "Batches stored by this process.", [((), self._status.batches)])
-        seconds = HistogramMetricFamily(
-            "outbox_batch_seconds",
-            "Time from a batch in hand to its checkpoint stored, or to its failure.",
-            labels=["outcome"],
-        )
-        for outcome, each in self._status.batch_seconds.items():
-            numbers = zip([*map(str, BUCKETS), "+Inf"], accumulate(each.counts), strict=True)
-            seconds.add_metric([outcome], [(bound, float(count)) for bound, count in numbers], each.total)
-        yield seconds
-        text = "Answers of store_processor_checkpoint to this process that were not 1, by code."
-        codes = [((str(code),), count) for code, count in sorted(self._status.refusals.items())]
-        yield _counter(report, "outbox_conflicts", text, codes, "code")
+
+def _collect(status: ProcessStatus) -> Iterator[Metric]:
+    report = status.report()
+    yield from _counters(report, status)
+    yield from _gauges(report)
+    yield from _pairs(report)
+    yield from _holder(report)
+    yield from _leases(report)
+    yield from _unfinished(report)
+    states = [((each.value,), each is report.state) for each in WorkerState]
+    yield _gauge(report, "outbox_state", "1 for the state the worker is in.", states, "state")
+    why = [((report.state.value, report.reason.value), 1)]
+    yield _gauge(report, "outbox_state_reason", "1: why the worker is in its state.", why, "state", "reason")
+    phases = [((phase.value,), phase.value == report.circuit) for phase in Phase]
+    yield _gauge(report, "outbox_circuit", "1 for what the target's circuit breaker lets through.", phases, "phase")
+
+
+def _counters(report: Report, status: ProcessStatus) -> Iterator[Metric]:
+    yield _counter(report, "outbox_messages_handled", "Messages handled by this process.", [((), status.handled)])
+    yield _counter(report, "outbox_batches", "Batches stored by this process.", [((), status.batches)])
+    seconds = HistogramMetricFamily(
+        "outbox_batch_seconds",
+        "Time from a batch in hand to its checkpoint stored, or to its failure.",
+        labels=["processor", "outcome"],
+    )
+    for outcome, each in status.batch_seconds.items():
+        numbers = zip([*map(str, BUCKETS), "+Inf"], accumulate(each.counts), strict=True)
+        counted = [(bound, float(count)) for bound, count in numbers]
+        seconds.add_metric([report.processor_id, outcome], counted, each.total)
+    yield seconds
+    text = "Answers of store_processor_checkpoint to this process that were not 1, by code."
+    codes = [((str(code),), count) for code, count in sorted(status.refusals.items())]
+    yield _counter(report, "outbox_conflicts", text, codes, "code")
 
 
 def _gauge(report: Report, name: str, text: str, values: Samples, *labels: str) -> Metric:

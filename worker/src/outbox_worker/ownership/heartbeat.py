@@ -20,22 +20,21 @@ from outbox_worker.postgres.ownership import leases as calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from datetime import timedelta
 
     from outbox_core.processor.claimed_batch import ClaimedBatch
     from outbox_core.processor.outcomes import HeldLease
     from outbox_core.processor.state import ProcessorState
-    from outbox_core.report import ResourceRef
-    from outbox_worker.observe.observer import Observer
+    from outbox_worker.engine.steps import StepContext
     from outbox_worker.observe.speaker import Speaker
     from outbox_worker.observe.status import Progress
     from outbox_worker.ownership.renewal import Renewal
     from outbox_worker.postgres.connection import Connection
-    from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.session import Session
 
 LONGEST_BEAT: Final = 10.0
 """However long the lease: a claim that another pod of ours vacated is said again before its grace of 30 s is over."""
+_LOOK_SECONDS: Final = 0.05
+"""Where a process has many processors, between two looks around for one of them."""
 
 
 class Losses(NamedTuple):
@@ -186,68 +185,67 @@ class Ownership:
                 connection.lock.release()
 
 
-class Heartbeat(BackgroundThread):
-    """Renews what the mode holds, says the claim again, observes. Runs until `stop`."""
+class Holding(NamedTuple):
+    """What this process holds of one processor: the leases of its units, its claim, what its mode renews."""
 
-    def __init__(  # noqa: PLR0913 - wired once, in main.py
-        self,
-        *,
-        session: Session,
-        key: ProcessorKey,
-        resource: ResourceRef,
-        lease: timedelta,
-        ownerships: Sequence[Ownership],
-        renewal: Renewal,
-        observer: Observer,
-        progress: Progress,
-        speaker: Speaker,
-        on_loss: Callable[[], None],
-    ) -> None:
-        """Keep what is needed: an ownership for each unit; `on_loss` wakes the main thread."""
-        super().__init__("heartbeat", session)
-        self._speaker = speaker
-        self._key = key
-        self._resource = resource
-        self._lease = lease
-        self._ownerships = ownerships
-        self._renewal = renewal
-        self._observer = observer
-        self._progress = progress
-        self._on_loss = on_loss
-        self._interval = min(lease.total_seconds() / 3, renewal.seconds)
-        self._next_observation = self._next_beat = 0.0
-
-    @override
-    def work(self) -> float:
-        started = time.monotonic()
-        self._progress.expect("heartbeat", within=self._interval + 90.0)
-        for ownership in self._ownerships:
-            ownership.touch_transaction()
-        if self._claimed or self._observer.ready:
-            self.attempt(lambda connection: self._tick(connection, started))
-        return max(0.05, started + self._interval - time.monotonic())
+    contexts: Sequence[StepContext]
+    renewal: Renewal
+    speaker: Speaker
 
     @property
-    def _claimed(self) -> bool:
-        return any(ownership.claimed for ownership in self._ownerships)
+    def claimed(self) -> bool:
+        """It has the claim."""
+        return any(each.ownership.claimed for each in self.contexts)
 
-    def _tick(self, connection: Connection, now: float) -> None:
-        if now >= self._next_beat or (self._claimed and self._speaker.has_news):
+    @property
+    def is_empty(self) -> bool:
+        """There is nothing to give back."""
+        return not self.claimed and all(each.ownership.lease is None for each in self.contexts)
+
+
+class Beat:
+    """Of one processor: renews what its mode holds, says the claim again, observes."""
+
+    def __init__(self, holding: Holding, on_loss: Callable[[], None]) -> None:
+        """Keep what the process holds; `on_loss` wakes the main thread."""
+        first = holding.contexts[0]
+        self._holding = holding
+        self._key, self._observer = first.key, first.observer
+        self._resource = first.config.resource
+        self._lease = first.config.delivery.lease_duration
+        self._on_loss = on_loss
+        self.seconds = min(self._lease.total_seconds() / 3, holding.renewal.seconds)
+        """At most between two ticks."""
+        self._next_observation = self._next_beat = 0.0
+
+    def touch_transactions(self) -> None:
+        """Keep transactions of handlers that compute from being idle for too long."""
+        for each in self._holding.contexts:
+            each.ownership.touch_transaction()
+
+    @property
+    def is_due(self) -> bool:
+        """There is a claim to say again, or a schema to look at."""
+        return self._holding.claimed or self._observer.ready
+
+    def tick(self, connection: Connection, now: float, *, observed_each: float = OBSERVE_SECONDS) -> None:
+        """Do what is due by now; `observed_each`: seconds between two looks around."""
+        if now >= self._next_beat or (self._holding.claimed and self._holding.speaker.has_news):
             self._beat(connection)
             self._next_beat = now + min(self._lease.total_seconds() / 3, LONGEST_BEAT)
         if now >= self._next_observation:
-            self._next_observation = now + OBSERVE_SECONDS
+            self._next_observation = now + observed_each
             self._observer.observe(connection)
-        if self._claimed and self._renewal.look(connection):
+        if self._holding.claimed and self._holding.renewal.look(connection):
             self._on_loss()
 
     def _beat(self, connection: Connection) -> None:
-        if self._renewal.renew(connection):
+        if self._holding.renewal.renew(connection):
             self._on_loss()
-        if self._claimed:
+        if self._holding.claimed:
             self._say_claim(connection)
-        if self._claimed:
-            self._speaker.say(connection, self._key, self._lease)
+        if self._holding.claimed:
+            self._holding.speaker.say(connection, self._key, self._lease)
 
     def _say_claim(self, connection: Connection) -> None:
         """Undo a vacate of another pod of ours. Never more: the same resource created again has another uid."""
@@ -255,6 +253,43 @@ class Heartbeat(BackgroundThread):
         if answer.holder is None or (answer.holder.uid == self._resource.uid and answer.vacated_at is not None):
             answer = calls.claim(connection, self._key, self._resource)
         if answer.holder is not None and answer.holder.uid != self._resource.uid:
-            for ownership in self._ownerships:
-                ownership.lose_claim(f"{answer.holder} took the claim")
+            for each in self._holding.contexts:
+                each.ownership.lose_claim(f"{answer.holder} took the claim")
             self._on_loss()
+
+
+class Heartbeat(BackgroundThread):
+    """Lets the beats of all processors of the process tick, on one connection. Runs until `stop`."""
+
+    def __init__(self, session: Session, beats: Sequence[Beat], progress: Progress) -> None:
+        """Keep the beats, at least one."""
+        super().__init__("heartbeat", session)
+        self._beats = beats
+        self._progress = progress
+        self._interval = min(beat.seconds for beat in beats)
+        self._observed_each = max(OBSERVE_SECONDS, len(beats) * _LOOK_SECONDS)
+
+    @override
+    def work(self) -> float:
+        started = time.monotonic()
+        self._progress.expect("heartbeat", within=self._interval + 90.0)
+        for beat in self._beats:
+            beat.touch_transactions()
+        if any(beat.is_due for beat in self._beats):
+            self.attempt(self._tick)
+        return max(0.05, started + self._interval - time.monotonic())
+
+    def _tick(self, connection: Connection) -> None:
+        """Tick each; what fails for one processor, but for the connection, fails for none of the others."""
+        first: Exception | None = None
+        for beat in self._beats:
+            if not beat.is_due:
+                continue
+            try:
+                beat.tick(connection, time.monotonic(), observed_each=self._observed_each)
+            except Exception as err:
+                if connection.closed:
+                    raise
+                first = first or err
+        if first is not None:
+            raise first

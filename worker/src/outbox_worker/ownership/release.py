@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import OutboxError
 from outbox_core.report import Intent
@@ -15,30 +15,38 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from outbox_worker.engine.steps import StepContext
-    from outbox_worker.observe.speaker import Speaker
-    from outbox_worker.ownership.renewal import Renewal
+    from outbox_worker.ownership.heartbeat import Holding
     from outbox_worker.postgres.connection import Connection
+    from outbox_worker.shutdown import Shutdown
 
+_LAPSES: Final = "could not give everything back; it lapses by itself"
 _log = get_logger("outbox.worker")
 
 
-def give_back(contexts: Sequence[StepContext], renewal: Renewal, speaker: Speaker) -> None:
+def give_back(shutdown: Shutdown, holdings: Sequence[Holding]) -> None:
     """End what the mode renews and release every lease; say the last word; keep, release or vacate the claim.
 
     What cannot be given back lapses by itself. Call it after the heartbeat stopped: it would say the claim again.
     """
-    context = contexts[0]
-    claimed = any(each.ownership.claimed for each in contexts)
-    if not claimed and all(each.ownership.lease is None for each in contexts):
-        return
+    held = [each for each in holdings if not each.is_empty]
+
+    def give_each() -> None:
+        for each in held:
+            try:
+                _give_back(each)
+            except (OutboxError, DatabaseError) as err:
+                _log.warning(_LAPSES, extra={"error": str(err)})
+
     try:
-        context.shutdown.last(lambda: _give_back(contexts, renewal, speaker, claimed=claimed))
-    except (OutboxError, DatabaseError, Interrupted) as err:
-        _log.warning("could not give everything back; it lapses by itself", extra={"error": str(err)})
+        if held:
+            shutdown.last(give_each)
+    except Interrupted as err:
+        _log.warning(_LAPSES, extra={"error": str(err)})
 
 
-def _give_back(contexts: Sequence[StepContext], renewal: Renewal, speaker: Speaker, *, claimed: bool) -> None:
-    context = contexts[0]
+def _give_back(holding: Holding) -> None:
+    contexts, renewal, speaker = holding
+    context, claimed = contexts[0], holding.claimed
     connection = context.databases.target.connection()
     renewal.end(connection)
     for each in contexts:
