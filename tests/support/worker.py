@@ -185,18 +185,15 @@ class Workers:
         return home
 
     def start_shared(self, configs: Iterable[dict[str, Any]], uri: str, *, target: str | None = None) -> Worker:
-        """Start one process for several processors, as their pod would have it: one Secret, mounted for each."""
-        home = None
+        """Start one process for several processors over files as their pod has them: the Secrets `db` and `mq`."""
+        home = self.directory / f"pod-{len(list(self.directory.glob('pod-*')))}"
+        for name in ("processors", "connections/db", "connections/mq", "handler"):
+            (home / name).mkdir(parents=True)
         for config in configs:
-            made = self.prepare(config, uri, target=target)
-            home = home or made
-            place = home / "processors" / config["processorId"]
-            place.mkdir(parents=True)
-            (made / "processor.json").rename(place / "processor.json")
-            (place / "connections").mkdir()
-            (place / "connections/source").symlink_to(home / "connections/source")
-            (place / "connections/target").symlink_to(made / "connections/target")
-        assert home is not None
+            ProcessorConfig.model_validate(config)
+            (home / "processors" / f"{config['resource']['name']}.json").write_text(json.dumps(config))
+        (home / "connections/db/uri").write_text(uri)
+        (home / "connections/mq/uri").write_text(target or "")
         return self.launch(home, "--processors", str(home / "processors"))
 
     def launch(

@@ -26,8 +26,10 @@ from outbox_core.spec import (
 )
 
 CONFIG_PATH: Final = Path("/etc/outbox/processor.json")
+PROCESSORS_PATH: Final = Path("/etc/outbox/processors")
+"""The ConfigMap with a file for each processor of a shared pod."""
 CONNECTIONS_PATH: Final = Path("/etc/outbox/connections")
-"""Holds `source/` and `target/`, each a mounted Secret."""
+"""Holds `source/` and `target/`, each a mounted Secret; in a shared pod a directory of its name for each Secret."""
 KEY_PATH: Final = Path("/etc/outbox/key/key")
 """The resource's key, from a Secret that the operator makes (`proof.py`)."""
 HANDLER_PATH: Final = Path("/etc/outbox/handler")

@@ -196,7 +196,7 @@ def build_pipeline(config: ProcessorConfig, settings: Settings) -> Target:
     pipeline = SparkPipeline(
         config,
         ProcessorKey(config.source.schema_name, config.processor_id),
-        source=settings.connections / "source",
+        source=settings.source,
         handler=settings.handler,
         sessions=SessionStarter(lambda: start_session(configuration)),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.spec import Engine, Mode
@@ -23,13 +23,9 @@ from outbox_worker.postgres.reading.wal_watch import WalWatch
 from outbox_worker.session import Session
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from outbox_core.config import ProcessorConfig
     from outbox_worker.postgres.key import ProcessorKey
-
-SOURCE: Final = "source"
-TARGET: Final = "target"
+    from outbox_worker.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +113,10 @@ class Databases:
         return source.timeline
 
 
-def open_databases(config: ProcessorConfig, connections: Path, application_name: str) -> Databases:
+def open_databases(config: ProcessorConfig, settings: Settings, application_name: str) -> Databases:
     """Make the sessions of one thread; nothing is connected yet."""
     remote = config.has_remote_target
-    source = Session(ConnectionFiles(connections / SOURCE), application_name, "the source's database" if remote else "")
+    source = Session(ConnectionFiles(settings.source), application_name, "the source's database" if remote else "")
     wal = WalWatch(partial(source.another, "waiting")) if config.engine is Engine.WORKER else None
     if not remote:
         arrivals, partitions = None, config.delivery.partitions
@@ -129,22 +125,22 @@ def open_databases(config: ProcessorConfig, connections: Path, application_name:
             in_column = partitions.key.data is None and partitions.key.metadata is None
             arrivals = Arrivals(config.source, config.processor_id, partitions.key if in_column else None)
         return Databases(config, source, source, ReadAhead(partial(source.another, "ahead")), wal, arrivals=arrivals)
-    target = Session(ConnectionFiles(connections / TARGET), application_name, "the target's database")
+    target = Session(ConnectionFiles(settings.target), application_name, "the target's database")
     return Databases(config, target, source, wal=wal)
 
 
 class SharedDatabases:
     """The sessions of one thread that works for several processors, which have their source in one database."""
 
-    def __init__(self, connections: Path, application_name: str) -> None:
+    def __init__(self, first: Settings, application_name: str) -> None:
         """Make them by the files of the first processor; nothing is connected yet."""
-        self._directory = connections / SOURCE
+        self._directory = first.source
         self._session = Session(ConnectionFiles(self._directory), application_name)
         self._ahead = ReadAhead(partial(self._session.another, "ahead"))
         self._wal = WalWatch(partial(self._session.another, "waiting"))
         self._arrivals: dict[str, Arrivals] = {}
 
-    def of(self, config: ProcessorConfig, connections: Path) -> Databases:
+    def of(self, config: ProcessorConfig, settings: Settings) -> Databases:
         """Return those of one processor.
 
         Raises:
@@ -152,8 +148,8 @@ class SharedDatabases:
 
         """
         delivery, own = config.delivery, ""
-        if not _is_same_directory(self._directory, connections / SOURCE):
-            own = "source.connection names another Secret than the first one's"
+        if settings.source != self._directory:
+            own = f"source.connection names another Secret than {self._directory.name!r}, the first one's"
         elif config.has_remote_target:
             own = "its checkpoint is in another database than its messages"
         elif config.engine is not Engine.WORKER:
@@ -175,11 +171,3 @@ class SharedDatabases:
             config, self._session, self._session, self._ahead, self._wal, arrivals=self._arrivals[table],
             is_shared=True,
         )  # fmt: skip
-
-
-def _is_same_directory(first: Path, other: Path) -> bool:
-    """A Secret that is mounted at several places is one directory."""
-    try:
-        return first.samefile(other)
-    except OSError:
-        return first == other

@@ -33,7 +33,7 @@ from outbox_worker.ownership.heartbeat import Beat, Heartbeat, Holding, Ownershi
 from outbox_worker.ownership.one_shot import run_once
 from outbox_worker.ownership.release import give_back
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.settings import Act, Settings, find_processors, read_config, read_settings
+from outbox_worker.settings import Act, Settings, read_config, read_processors, read_settings
 from outbox_worker.shutdown import Shutdown, Waker
 from outbox_worker.targets import build_target
 from outbox_worker.wiring import MODES, Replica, build_steps
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None, engine: Engine | None = None) -
         if settings.act is not Act.RUN:
             config = read_config(settings)
             name = f"outbox {config.processor_id} {settings.pod}"
-            return run_once(settings, config, open_databases(config, settings.connections, name))
+            return run_once(settings, config, open_databases(config, settings, name))
         return _run(settings, engine or Engine(build_target))
     except ConfigurationError as err:
         _log.error("configuration", extra={"error": str(err)})
@@ -119,10 +119,12 @@ def main(arguments: Sequence[str] | None = None, engine: Engine | None = None) -
 def _run(settings: Settings, engine: Engine) -> int:
     waker, progress = Waker(), Progress()
     identity = Identity(settings.pod, settings.pod_uid, str(uuid.uuid4()))
-    processors = _read_processors(settings, identity)
-    statuses = [each.status for each in processors]
-    config = processors[0].config
-    is_shared = settings.processors is not None
+    is_shared, processors = settings.processors is not None, []
+    for place, read in read_processors(settings):
+        config = lease_as_asked(read)
+        status = ProcessStatus(config, identity, initial_state(time.monotonic()), is_shared=is_shared)
+        processors.append(Processor(place, config, status))
+    statuses, config = [each.status for each in processors], processors[0].config
     name = f"outbox {settings.pod}" if is_shared else f"outbox {config.processor_id} {settings.pod}"
     process = Process(
         settings, processors, name, engine, uuid.UUID(identity.instance), waker, progress,
@@ -156,30 +158,6 @@ def _run(settings: Settings, engine: Engine) -> int:
         health.close()
     _log.info("ended")
     return ExitCode.DONE
-
-
-def _read_processors(settings: Settings, identity: Identity) -> list[Processor]:
-    """Read the configurations; of several, one that cannot be read leaves the others alone.
-
-    Raises:
-        ConfigurationError: none can be read.
-
-    """
-    places, processors = find_processors(settings), []
-    is_shared = settings.processors is not None
-    for place in places:
-        try:
-            config = lease_as_asked(read_config(place))
-        except ConfigurationError as err:
-            if not is_shared:
-                raise
-            _log.error("configuration", extra={"error": str(err)})
-            continue
-        status = ProcessStatus(config, identity, initial_state(time.monotonic()), is_shared=is_shared)
-        processors.append(Processor(place, config, status))
-    if not processors:
-        raise ConfigurationError(f"no processor of {settings.processors} has a configuration that can be read")
-    return processors
 
 
 def _spare_collector() -> None:
@@ -226,12 +204,12 @@ def _build_works(process: Process, count: int | None, *, take_over: bool) -> lis
     if process.settings.processors is None:
         (processor,) = process.processors
         config = processor.config if count is None else partitioned_into(processor.config, count)
-        databases = open_databases(config, processor.settings.connections, process.name)
+        databases = open_databases(config, processor.settings, process.name)
         return [_build_work(process, processor, databases, take_over=take_over)]
-    works, shared = [], SharedDatabases(process.processors[0].settings.connections, process.name)
+    works, shared = [], SharedDatabases(process.processors[0].settings, process.name)
     for processor in process.processors:
         try:
-            databases = shared.of(processor.config, processor.settings.connections)
+            databases = shared.of(processor.config, processor.settings)
             works.append(_build_work(process, processor, databases, take_over=take_over))
         except ConfigurationError as err:
             _tell_invalid(processor.status, err)
@@ -308,7 +286,7 @@ def _build_threads(process: Process, works: list[Work]) -> list[BackgroundThread
     first, settings = works[0].holding.contexts[0], process.processors[0].settings
 
     def open_for(purpose: str) -> Databases:
-        return open_databases(first.config, settings.connections, f"{process.name} {purpose}")
+        return open_databases(first.config, settings, f"{process.name} {purpose}")
 
     watching = open_for("heartbeat")
     beats = [Beat(work.holding, process.waker.wake) for work in works]

@@ -41,7 +41,7 @@ class Act(StrEnum):
 class Settings:
     """One process's settings; outside a cluster `pod_uid` and `pod` are inventions.
 
-    An empty `host` is every address.
+    An empty `host` is every address. `source` and `target` hold the files of the two connections.
     """
 
     act: Act
@@ -49,6 +49,8 @@ class Settings:
     processors: Path | None
     config: Path
     connections: Path
+    source: Path
+    target: Path
     handler: Path
     key: Path
     metrics_hash: str
@@ -79,6 +81,8 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
         processors=given.processors,
         config=given.config,
         connections=given.connections,
+        source=given.connections / "source",
+        target=given.connections / "target",
         handler=given.handler,
         key=given.key,
         metrics_hash=environment.get("OUTBOX_METRICS_TOKEN_SHA256", ""),
@@ -113,7 +117,7 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser.add_argument(
         "--processors",
         type=Path,
-        help="directory with a directory for each of several processors, which has processor.json and connections/",
+        help="directory with the JSON files of several processors; --connections has a directory for each Secret then",
     )
     parser.add_argument("--config", type=Path, default=CONFIG_PATH, help="the processor's JSON file (%(default)s)")
     parser.add_argument(
@@ -145,19 +149,29 @@ def _place(text: str) -> tuple[str, str, str]:
     return parts[0], parts[1], parts[2]
 
 
-def find_processors(settings: Settings) -> list[Settings]:
-    """Return the settings of each processor of this process, in the order of their directories' names.
+def read_processors(settings: Settings) -> list[tuple[Settings, ProcessorConfig]]:
+    """Read each processor of this process; of several, one that cannot be read leaves the others alone.
 
     Raises:
-        ConfigurationError: there is no processor in the directory.
+        ConfigurationError: none can be read.
 
     """
     if settings.processors is None:
-        return [settings]
-    files = sorted(settings.processors.glob(f"*/{CONFIG_PATH.name}"))
-    if not files:
-        raise ConfigurationError(f"there is no */{CONFIG_PATH.name} in {settings.processors}")
-    return [replace(settings, config=file, connections=file.parent / CONNECTIONS_PATH.name) for file in files]
+        return [(settings, read_config(settings))]
+    found = []
+    for file in sorted(settings.processors.glob("*.json")):
+        try:
+            config = read_config(replace(settings, config=file))
+        except ConfigurationError as err:
+            _log.error("configuration", extra={"error": str(err)})
+            continue
+        connection = None if config.target is None else config.target.connection
+        target = settings.target if connection is None else settings.connections / connection.secret_ref.name
+        source = settings.connections / config.source.connection.secret_ref.name
+        found.append((replace(settings, config=file, source=source, target=target), config))
+    if not found:
+        raise ConfigurationError(f"{settings.processors} has no JSON file of a processor that can be read")
+    return found
 
 
 def read_config(settings: Settings) -> ProcessorConfig:

@@ -350,4 +350,4 @@ def _read_secret(directory: Path | None) -> _Secret:
 
 def build(target: HttpTarget, config: ProcessorConfig, settings: Settings) -> HttpSink:
     """Build the target."""
-    return HttpSink(target, settings.connections / "target", config.delivery)
+    return HttpSink(target, settings.target, config.delivery)

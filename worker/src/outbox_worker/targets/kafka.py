@@ -188,4 +188,4 @@ class KafkaSink(PipelinedTarget):
 def build(target: KafkaTarget, config: ProcessorConfig, settings: Settings) -> KafkaSink | TransactionalKafkaSink:
     """Build the target, of the guarantee that is asked for."""
     sink = TransactionalKafkaSink if config.guarantee is Guarantee.TRANSACTIONAL else KafkaSink
-    return sink(target, settings.connections / "target", config, settings.pod)
+    return sink(target, settings.target, config, settings.pod)

@@ -265,4 +265,4 @@ def _unroutable(returned: Returned) -> HandlerError:
 
 def build(target: RabbitmqTarget, config: ProcessorConfig, settings: Settings) -> RabbitmqSink:
     """Build the target."""
-    return RabbitmqSink(target, settings.connections / "target", config, settings.pod)
+    return RabbitmqSink(target, settings.target, config, settings.pod)

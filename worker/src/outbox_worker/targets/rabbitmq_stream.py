@@ -195,4 +195,4 @@ class RabbitmqStreamSink(OutsideTransaction):
 
 def build(target: RabbitmqStreamTarget, config: ProcessorConfig, settings: Settings) -> RabbitmqStreamSink:
     """Build the target."""
-    return RabbitmqStreamSink(target, settings.connections / "target", config, settings.pod)
+    return RabbitmqStreamSink(target, settings.target, config, settings.pod)
