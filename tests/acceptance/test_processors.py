@@ -22,6 +22,7 @@ from tests.acceptance.scenarios import (
     moving,
     ownership,
     receiving,
+    sharing,
     source,
     unheard,
 )
@@ -48,6 +49,7 @@ scenarios = Scenarios.of(
             belief,
             unheard,
             receiving,
+            sharing,
             brokers,
         )
     )

@@ -76,6 +76,7 @@ VALID = [
     pytest.param(worker(worker={"replicas": 0}), id="no replicas"),
     pytest.param(worker(target=APART), id="into another database"),
     pytest.param(worker(startFrom={"type": "Processor", "processorId": "first"}), id="from another's checkpoint"),
+    pytest.param(worker(worker={"shared": "small", "replicas": 2}), id="a shared pod"),
     pytest.param(worker(rebuildOf=REBUILD), id="a rebuild"),
     pytest.param(worker(rebuildOf=REBUILD, delivery=PARTITIONED), id="a divided rebuild"),
     pytest.param(worker(delivery=PARTITIONED), id="partitioned"),
@@ -112,6 +113,12 @@ VALID = [
 
 NAME = "metadata.name must be"
 INVALID = [
+    pytest.param(
+        worker(worker={"shared": "small"}, delivery=PARTITIONED), "worker.shared is for small processors", id="shared"
+    ),
+    pytest.param(
+        worker(worker={"shared": "small", "image": "mine"}), "made for several resources", id="shared, with an image"
+    ),
     pytest.param(worker(target=None), "engine Worker needs a target", id="no target"),
     pytest.param(worker(target={}), "set exactly one target", id="an empty target"),
     pytest.param(worker(target={**SQL, "log": {}}), "set exactly one target", id="two targets"),

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from outbox_core.report import Intent, Report
+from outbox_core.report import Intent
 from outbox_operator.api.keys import Keys
 from outbox_operator.decision.reachability import Cause, Unreachable
-from outbox_operator.reconcile.reports import ask, fetch_report
+from outbox_operator.reconcile.reports import ask, fetch_reports
 from tests.support.servers.postgres import free_port, wait_until
 from tests.support.worker import SQL_TARGET, build_config
 
@@ -61,11 +61,11 @@ async def test_the_operator_and_the_worker_know_each_other(workers: Workers):
     worker = start(workers, KEY)
     async with aiohttp.ClientSession() as session:
         place = f"http://127.0.0.1:{worker.port}"
-        answer = await fetch_report(session, place, ask("GET", "/status", pod_uid(worker), KEY))
-        assert isinstance(answer, Report)
-        assert answer.pod_uid == pod_uid(worker)
+        answer = await fetch_reports(session, place, ask("GET", "/status", pod_uid(worker), KEY))
+        assert isinstance(answer, list)
+        assert [report.pod_uid for report in answer] == [pod_uid(worker)]
         other = KEYS.of("uid-of-another-resource")
-        refused = await fetch_report(session, place, ask("GET", "/status", pod_uid(worker), other))
+        refused = await fetch_reports(session, place, ask("GET", "/status", pod_uid(worker), other))
         assert refused == Unreachable(Cause.OTHER_KEY, "it answers 401")
         said = json.dumps({"intent": Intent.KEEP_CLAIM}).encode()
         asked = ask("POST", "/intent", pod_uid(worker), KEY, said)
@@ -107,7 +107,7 @@ async def test_prometheus_reads_metrics_with_its_token_and_nothing_else(workers:
 async def test_a_pod_without_a_key_answers_without_a_signature_and_the_operator_does_not_believe_it(workers: Workers):
     worker = start(workers, None)
     async with aiohttp.ClientSession() as session:
-        answer = await fetch_report(
+        answer = await fetch_reports(
             session, f"http://127.0.0.1:{worker.port}", ask("GET", "/status", pod_uid(worker), KEY)
         )
     assert answer == Unreachable(Cause.OTHER_KEY, "it does not sign its answers")

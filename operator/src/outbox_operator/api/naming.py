@@ -29,6 +29,10 @@ CONFIG_ANNOTATION: Final = f"{GROUP}/config"
 """processor.json of a deleted resource, on the pod that gives up its claim."""
 DECISION_LABEL: Final = f"{GROUP}/decision"
 """Hash of a person's decision about a conflict, on pods that were started with it."""
+MEMBERS_ANNOTATION: Final = f"{GROUP}/members"
+"""On shared pods: which resources they run, each with its uid and the hashes that other pods have as labels."""
+SHARED_PREFIX: Final = "shared."
+"""How the label `processor` of shared objects begins: the name of a resource has no dot."""
 MANAGED_BY: Final = "outbox-operator"
 SELECTOR: Final = f"app.kubernetes.io/managed-by={MANAGED_BY},{PROCESSOR_LABEL}"
 """What the informers watch of other kinds."""
@@ -48,6 +52,21 @@ def workload_name(processor: Processor) -> str:
     if processor.spec.engine is Engine.WORKER:
         return child_name(processor.name, "worker")
     return driver_name(processor.name)
+
+
+def shared_label(group: str) -> str:
+    """Label what resources share, where other objects have the name of their resource."""
+    return f"{SHARED_PREFIX}{group}"
+
+
+def shared_name(group: str) -> str:
+    """Name the Deployment that resources share, and its ConfigMap."""
+    return child_name(group, "shared")
+
+
+def shared_id(namespace: str, group: str) -> str:
+    """Say of what the key of a shared pod is derived, where another pod's is of its resource's uid."""
+    return f"{namespace}/{shared_label(group)}"
 
 
 def driver_name(name: str) -> str:

@@ -99,6 +99,14 @@ class HandOver(SpecModel):
 class WorkerPods(SpecModel):
     """How the worker's pods look (engine Worker)."""
 
+    shared: Annotated[str, Field(max_length=40, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")] | None = Field(
+        None,
+        description=(
+            "Run in the pod of all resources of this namespace that write the same name here, for many small "
+            "processors: one process, and three connections for all. They need one source Secret. A change of one "
+            "resource replaces the pod of all. Absent: pods of its own."
+        ),
+    )
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
         None, description="Image of the worker. Absent: the one the operator was installed with."
     )
@@ -323,6 +331,18 @@ SPEC_RULES: Final[tuple[JsonValue, ...]] = (
     rule(
         "self.delivery.mode != 'Competing' || self.startFrom.type != 'Processor'",
         "mode Competing does not start from another processor's checkpoint: set startFrom to a position or a time",
+    ),
+    rule(
+        "!has(self.worker.shared) || (self.engine == 'Worker' && self.delivery.mode != 'Partitioned' && "
+        f"!has(self.rebuildOf) && !{_IS_APART.format('self')} && (!has(self.target) || !has(self.target.python)))",
+        "worker.shared is for small processors: it goes with engine Worker, delivery.mode Ordered or Competing, a "
+        "target without code of its own (python) and without another database, and no rebuildOf",
+    ),
+    rule(
+        "!has(self.worker.shared) || (!has(self.worker.image) && !has(self.worker.podTemplate) && "
+        "!has(self.worker.resources) && self.worker.terminationGracePeriodSeconds == 30)",
+        "the pod of worker.shared is made for several resources: leave worker.image, podTemplate, resources and "
+        "terminationGracePeriodSeconds out",
     ),
     rule(
         "!has(self.target) || !has(self.target.parquet) || !has(self.spark) || "

@@ -11,7 +11,7 @@ from datetime import UTC
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.report import Intent
-from outbox_operator.api.naming import INTENT_ANNOTATION, labels_of
+from outbox_operator.api.naming import INTENT_ANNOTATION, labels_of, shared_id
 from outbox_operator.api.observed import Problem
 from outbox_operator.api.reasons import Reason
 from outbox_operator.api.resources import API_VERSION, KIND
@@ -69,6 +69,12 @@ def is_news(before: Body | None, after: dict[str, Any]) -> bool:
     return old != {key: value for key, value in after.items() if key != "reportedAt"}
 
 
+def build_refusal(err: KubeError) -> Problem:
+    """Say what a person must do about an object that the API server refused."""
+    message = f"{err.message}. Correct what it names (podTemplate, rights, quota); it is tried again by itself"
+    return Problem(Reason.APPLY_FAILED, message)
+
+
 class Applier:
     """Carries decisions out, one resource at a time."""
 
@@ -100,8 +106,7 @@ class Applier:
         except KubeError as err:
             if not err.refused:
                 raise
-            message = f"{err.message}. Correct what it names (podTemplate, rights, quota); it is tried again by itself"
-            raise ObstacleError(Problem(Reason.APPLY_FAILED, message)) from err
+            raise ObstacleError(build_refusal(err)) from err
         if decision.remove_annotations:
             nothing = dict.fromkeys(decision.remove_annotations)
             place = Where(KIND, processor.namespace, processor.name)
@@ -127,12 +132,15 @@ class Applier:
 
     async def _tell(self, processor: Processor, names: tuple[str, ...]) -> None:
         pods = [self._store.get("Pod", processor.namespace, name) for name in names]
-        key = self._images.keys.of(processor.uid)
+        group = processor.spec.worker.shared
+        key = self._images.keys.of(processor.uid if group is None else shared_id(processor.namespace, group))
         await tell_intent([pod for pod in pods if pod is not None], Intent.KEEP_CLAIM, key)
 
     async def _make_key(self, observed: Observed, decision: Decision) -> None:
         """Make the Secret with the key where new pods will want it, or some miss it; one that is there stays."""
         processor = observed.processor
+        if processor.spec.worker.shared is not None:
+            return
         stays = decision.rollout.template is not None
         known = stays or (observed.workload is not None and observed.workload.intent_hash == observed.intent_hash)
         # A pod that cannot mount it stays pending.
@@ -177,7 +185,7 @@ class Applier:
             place = Where("Job", processor.namespace, job.name)
             live = self._store.get(place.kind, place.namespace, place.name)
             if live is None:
-                await self._kube.create(build_job(processor, self._images, job.name, job.role))
+                await self._kube.create(build_job(processor, self._images, job.name, job.role, decision.sweep_uids))
             else:
                 await self._is_free(processor, place, live)
         for name in decision.finished_jobs:
@@ -188,10 +196,27 @@ class Applier:
         place = where(manifest)
         if not await self._is_free(processor, place, self._store.get(place.kind, place.namespace, place.name)):
             return None
-        applied = await self._apply_alone(place, manifest)
+        return await self._apply(manifest)
+
+    async def apply_shared(self, manifest: dict[str, Any]) -> Body | None:
+        """Apply an object that resources share; None when it was changed at each try: the next round goes on.
+
+        Raises:
+            ObstacleError: an object of this name is there that is none of ours.
+
+        """
+        place = where(manifest)
+        found = self._store.get(place.kind, place.namespace, place.name) or await self._kube.get(place)
+        if found is not None and not _has_labels(found, manifest["metadata"]["labels"]):
+            message = f"{place.kind} {place.name!r} exists and is not worker.shared's: delete it, or share another name"
+            raise ObstacleError(Problem(Reason.NAME_TAKEN, message))
+        return await self._apply(manifest)
+
+    async def _apply(self, manifest: dict[str, Any]) -> Body | None:
+        applied = await self._apply_alone(where(manifest), manifest)
         if applied is None:
             return None
-        body = slim({"kind": place.kind, **applied})
+        body = slim({"kind": manifest["kind"], **applied})
         self._store.put(body)
         return body
 
@@ -238,6 +263,10 @@ def is_starting(pod: PodView) -> bool:
     return pod.phase == "Pending" and not unscheduled
 
 
+def _has_labels(body: Body, labels: dict[str, str]) -> bool:
+    return labels.items() <= (body["metadata"].get("labels") or {}).items()
+
+
 def _owned_by(body: Body, uid: str) -> bool:
     return any(ref["uid"] == uid for ref in body["metadata"].get("ownerReferences") or ())
 
@@ -249,7 +278,7 @@ def _is_orphan(body: Body, processor: Processor) -> bool:
     """
     meta = body["metadata"]
     controlled = any(ref.get("controller") for ref in meta.get("ownerReferences") or ())
-    ours = labels_of(processor.name).items() <= (meta.get("labels") or {}).items()
+    ours = _has_labels(body, labels_of(processor.name))
     return ours and not controlled and INTENT_ANNOTATION in (meta.get("annotations") or {})
 
 

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from outbox_core.plain import plain_fault
 from outbox_operator import metrics
+from outbox_operator.api.naming import SHARED_PREFIX
 from outbox_operator.api.reasons import ConditionType, Reason
 from outbox_operator.api.resources import KIND, NotAllowedError, parse_processor
 from outbox_operator.api.status import Phase
@@ -30,6 +31,7 @@ from outbox_operator.reconcile.apply import Applier, ObstacleError, dump_status
 from outbox_operator.reconcile.observe import Observer, read_status
 from outbox_operator.reconcile.release import Releaser
 from outbox_operator.reconcile.reports import Reporters
+from outbox_operator.reconcile.shared import SharedPods
 from outbox_operator.reconcile.slots import SlotKeeper
 from outbox_operator.watch.informer import Informer
 from outbox_operator.watch.store import WATCHED_KINDS, Store, key_of, processor_id_of
@@ -76,6 +78,7 @@ class Controller:
         self._slots = SlotKeeper(self.store, settings.budget, self.queue.add)
         self._observer = Observer(kube, self.store, reporters, settings.images, cluster, parse, self._slots)
         self._applier = Applier(kube, self.store, settings.images, EventWriter(kube, settings.identity))
+        self._shared = SharedPods(kube, self.store, settings.images, self._applier)
         self._releaser = Releaser(kube, self.store, settings.images, parse)
         self._reporters = reporters
         self._obstacles: dict[Key, Obstacle] = {}
@@ -128,17 +131,26 @@ class Controller:
             return
         if not deleted:
             if self.store.put(body):
-                self.queue.add(key)
+                self._wake(key)
                 self._releaser.take_up(body)
             return
         self.store.remove(body)
-        self.queue.add(key)
+        self._wake(key)
         if body["kind"] == KIND:
             self._gone(body)
+
+    def _wake(self, *keys: Key) -> None:
+        """Look at resources, or at what they share and then at each of them."""
+        for key in keys:
+            self.queue.add(key)
+            for member in self.store.in_group(key):
+                self.queue.add(member)
 
     def _gone(self, body: Body) -> None:
         """A resource was deleted: give its claim up, and let those try who wait for it."""
         self._obstacles.pop(key_of(body), None)
+        for group in self._shared.forget(key_of(body)):
+            self.queue.add(group)
         self._releaser.release(body)
         self._wake_siblings(body)
         self._slots.wake()
@@ -149,7 +161,12 @@ class Controller:
                 self.queue.add(key_of(other))
 
     async def reconcile(self, key: Key) -> float | None:
-        """Make one resource so; answer when to look again."""
+        """Make one resource so, or what several share; answer when to look again."""
+        if key[1].startswith(SHARED_PREFIX):
+            if await self._shared.reconcile(key):
+                for member in self.store.in_group(key):
+                    self.queue.add(member)
+            return FIRST_WAIT if self._shared.is_obstructed(key) else None
         body = self.store.resource(key)
         if body is None:
             self.queue.forget(key)
@@ -181,6 +198,8 @@ class Controller:
                     return spread(REST)
         except ObstacleError as err:
             return self._meet(key, body, err.problem)
+        for group in self._shared.note(body, observed, decision):
+            self.queue.add(group)
         if owner_changed:
             self._wake_siblings(body)
         # What was in the way is gone: the status just written still names it.
@@ -189,7 +208,8 @@ class Controller:
     def _obstacle_of(self, key: Key, body: Body) -> Problem | None:
         """What is in the way of this very spec: what was in the way of the one before says nothing of it."""
         known = self._obstacles.get(key)
-        return known.problem if known is not None and known.generation == body["metadata"]["generation"] else None
+        own = known.problem if known is not None and known.generation == body["metadata"]["generation"] else None
+        return own or self._shared.problem_of(body)
 
     def _meet(self, key: Key, body: Body, problem: Problem) -> float:
         """Keep what is in the way; answer when to try again: at once to say it, then less and less often."""
@@ -201,7 +221,9 @@ class Controller:
         return min(FIRST_WAIT * (1 << min(tries - 1, 10)), LONGEST_WAIT) if tries else 0.0
 
     async def _say_invalid(self, body: Body, message: str) -> None:
-        """Say that the spec cannot be read, or asks for what is not allowed, and leave the pods as they are."""
+        """Say that the spec cannot be read, or asks for what is not allowed, and leave its own pods as they are."""
+        for group in self._shared.note(body):
+            self.queue.add(group)
         previous, generation = read_status(body), body["metadata"].get("generation", 0)
         answers = {
             ConditionType.READY: Answer(False, Reason.INVALID_SPEC, message),

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pydantic import ValidationError
 
-from outbox_operator.api.naming import TEMPLATE_LABEL, workload_name
-from outbox_operator.api.observed import RUNNERS, Observed, PodView, Role, Sibling
+from outbox_operator.api.naming import TEMPLATE_LABEL, shared_label, shared_name, workload_name
+from outbox_operator.api.observed import RUNNERS, Observed, Origin, PodView, Role, Sibling, WorkloadView
 from outbox_operator.api.resources import KIND
 from outbox_operator.api.status import ProcessorStatus
 from outbox_operator.cluster.kube import KubeError, Where
 from outbox_operator.decision.ownership import OwnershipState
 from outbox_operator.reconcile.podstate import is_waiting, role_of, view_job, view_pod, view_workload
 from outbox_operator.rendering.manifests import build_origin, build_template, image_of
+from outbox_operator.rendering.shared import hash_member, read_parts
 from outbox_operator.watch.owner_references import is_own, may_be_of
-from outbox_operator.watch.store import key_of
+from outbox_operator.watch.store import is_shared, key_of
 
 if TYPE_CHECKING:
     from outbox_core.report import ResourceRef
@@ -57,8 +58,26 @@ def read_status(body: Body) -> ProcessorStatus:
 def find_runners(store: Store, key: Key, uid: str) -> list[Body]:
     """Find the pods that may still run for a resource, also when it is gone."""
     labelled = [pod for pod in store.children(key, "Pod") if role_of(pod) in RUNNERS]
-    alive = [pod for pod in labelled if pod["status"].get("phase") in ("Pending", "Running")]
-    return [pod for pod in alive if may_be_of(pod, uid, store)]
+    own = [pod for pod in labelled if _lives(pod) and may_be_of(pod, uid, store)]
+    return own + [pod for pod in store.all_of("Pod") if is_shared(pod) and _lives(pod) and _runs(pod, key, uid)]
+
+
+def _lives(pod: Body) -> bool:
+    return pod["status"].get("phase") in ("Pending", "Running")
+
+
+def _runs(pod: Body, key: Key, uid: str) -> bool:
+    """Tell whether a shared pod was made to run a resource, among others."""
+    part = read_parts(pod["metadata"]).get(key[1])
+    return pod["metadata"]["namespace"] == key[0] and part is not None and part.uid == uid
+
+
+class _Asked(NamedTuple):
+    """Which pods a spec asks for now."""
+
+    intent_hash: str
+    origin: Origin
+    image: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +103,23 @@ class Observer:
         processor = self._parse(body)
         previous = read_status(body)
         key = key_of(body)
-        kind = "Deployment" if processor.spec.engine == "Worker" else "StatefulSet"
-        workload = self._store.get(kind, processor.namespace, workload_name(processor))
         labelled = [(pod, role) for pod in self._store.children(key, "Pod") if (role := role_of(pod)) is not None]
-        pods = [await self._pod(pod, role) for pod, role in labelled if is_own(pod, self._store)]
+        pods = [await self._pod(pod, role, processor) for pod, role in labelled if is_own(pod, self._store)]
+        pods += [await self._shared_pod(pod, processor) for pod in self._find_shared(processor)]
         own_jobs = [job for job in self._store.children(key, "Job") if is_own(job, self._store)]
         jobs = [view_job(job) for job in own_jobs if role_of(job) is not None]
         holder_gone = await self._holder_gone(previous)
         siblings = self._siblings(processor)
-        template = build_template(processor, self._images)
+        asked = self._describe_asked(processor)
         # Nothing is awaited from here to the decision: a slot that is free now is taken by one resource.
         return Observed(
             processor=processor,
             created=made_at(body),
             previous=previous,
-            workload=view_workload(workload) if workload is not None else None,
-            intent_hash=template["metadata"]["labels"][TEMPLATE_LABEL],
-            origin=build_origin(processor, self._images, template),
-            image=image_of(template),
+            workload=self._view_workload(processor),
+            intent_hash=asked.intent_hash,
+            origin=asked.origin,
+            image=asked.image,
             slots=self._slots.look(key),
             pods=tuple(pods),
             jobs=tuple(jobs),
@@ -113,12 +131,51 @@ class Observer:
             obstacle=obstacle,
         )
 
-    async def _pod(self, pod: Body, role: Role) -> PodView:
+    def _view_workload(self, processor: Processor) -> WorkloadView | None:
+        """View the workload; one that is shared as if it were the resource's own."""
+        group = processor.spec.worker.shared
+        kind = "Deployment" if processor.spec.engine == "Worker" else "StatefulSet"
+        name = workload_name(processor) if group is None else shared_name(group)
+        body = self._store.get(kind, processor.namespace, name)
+        if body is None or group is None:
+            return None if body is None else view_workload(body)
+        view = view_workload(body)
+        part = read_parts(body["spec"]["template"]["metadata"]).get(processor.name)
+        if part is None or part.uid != processor.uid:
+            return replace(view, replicas=0, intent_hash="", decision="")
+        return replace(view, intent_hash=part.template, decision=part.decision)
+
+    def _describe_asked(self, processor: Processor) -> _Asked:
+        """Say which pods the spec asks for. What is shared has no pace of its own: its pods are replaced at once."""
+        if processor.spec.worker.shared is not None:
+            asked = hash_member(processor, self._images)
+            return _Asked(asked, Origin(processor.generation, asked), self._images.worker)
+        template = build_template(processor, self._images)
+        labels = template["metadata"]["labels"]
+        return _Asked(labels[TEMPLATE_LABEL], build_origin(processor, self._images, template), image_of(template))
+
+    def _find_shared(self, processor: Processor) -> list[Body]:
+        """Find the shared pods that were made to run a resource."""
+        group = processor.spec.worker.shared
+        if group is None:
+            return []
+        key = (processor.namespace, processor.name)
+        pods = self._store.children((processor.namespace, shared_label(group)), "Pod")
+        return [pod for pod in pods if is_own(pod, self._store) and _runs(pod, key, processor.uid)]
+
+    async def _shared_pod(self, pod: Body, processor: Processor) -> PodView:
+        """View a shared pod as one of the resource."""
+        part = read_parts(pod["metadata"])[processor.name]
+        view = await self._pod(pod, Role.WORKER, processor)
+        return replace(view, intent_hash=part.template, decision=part.decision)
+
+    async def _pod(self, pod: Body, role: Role, processor: Processor) -> PodView:
         meta = pod["metadata"]
         heard = self._reporters.heard(pod)
         waits = seconds_since(meta["creationTimestamp"]) > PATIENCE and is_waiting(pod)
         notes = await self._notes(meta["namespace"], meta["uid"]) if waits else []
-        view = view_pod(pod, role, report=heard.report, reachable=heard.reachable, notes=notes, now=datetime.now(UTC))
+        report = heard.reports.get(processor.name)
+        view = view_pod(pod, role, report=report, reachable=heard.reachable, notes=notes, now=datetime.now(UTC))
         return replace(view, unreachable_message=heard.unreachable_message)
 
     def _is_foreign(self, pod: Body, role: Role) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +32,18 @@ _LARGEST_FIGURE: Final = 1e12
 _PARTITIONS: Final = range(64)
 _LONGEST_LIST: Final = 16
 _LONGEST_WORD: Final = 32
+
+
+def parse_reports(text: str) -> list[Report] | None:
+    """Read the answer of a pod: a report, or of a shared one a list, of which those count that can be read."""
+    if not text.lstrip().startswith("["):
+        report = parse_report(text)
+        return None if report is None else [report]
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return [report for each in found if (report := parse_report(json.dumps(each))) is not None]
 
 
 def parse_report(text: str | None) -> Report | None:

@@ -26,7 +26,7 @@ from outbox_operator.reconcile.observe import find_runners, read_status, seconds
 from outbox_operator.reconcile.podstate import view_job
 from outbox_operator.reconcile.reports import tell_intent
 from outbox_operator.rendering.manifests import JOB_SECONDS, build_release
-from outbox_operator.watch.store import key_of
+from outbox_operator.watch.store import is_shared, key_of
 
 if TYPE_CHECKING:
     from outbox_operator.api.resources import Parse
@@ -101,7 +101,9 @@ class Releaser:
     async def _begin(self, body: Body) -> None:
         """Make the job, and tell the pods."""
         processor = self._parse(body)
-        key, pods = self._images.keys.of(processor.uid), self._pods(body, processor.uid)
+        # A shared pod goes on for other resources: the job alone gives the claim up.
+        pods = [pod for pod in self._pods(body, processor.uid) if not is_shared(pod)]
+        key = self._images.keys.of(processor.uid)
         async with self._slots:
             job = build_release(processor, self._images)
             await asyncio.gather(tell_intent(pods, Intent.RELEASE_CLAIM, key), self._kube.create(job))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 
 from outbox_core.proof import NONCE_HEADER, SIGNATURE_HEADER, is_same, sign_answer, sign_question
-from outbox_core.report import Report
+from outbox_operator.api.naming import SHARED_PREFIX, shared_id, shared_name
 from outbox_operator.api.observed import RUNNERS
 from outbox_operator.decision.reachability import (
     Cause,
@@ -31,15 +31,16 @@ from outbox_operator.decision.reachability import (
     describe_unreachable,
     is_overdue,
 )
-from outbox_operator.reconcile.podstate import parse_report, role_of
+from outbox_operator.reconcile.podstate import parse_reports, role_of
+from outbox_operator.rendering.shared import read_parts
 from outbox_operator.watch.owner_references import is_own
 from outbox_operator.watch.rate_limiter import RateLimiter
-from outbox_operator.watch.store import key_of
+from outbox_operator.watch.store import is_shared, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from outbox_core.report import Intent
+    from outbox_core.report import Intent, Report
     from outbox_operator.api.keys import Keys
     from outbox_operator.watch.store import Body, Store
     from outbox_operator.watch.workqueue import Key
@@ -49,7 +50,7 @@ TIMEOUT: Final = aiohttp.ClientTimeout(total=1.5, connect=1.0)
 INTENT_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0, connect=1.0)
 PARALLEL: Final = 32
 LONGEST_REPORT: Final = 256 * 1024
-"""Bytes; a report has a few thousand."""
+"""Bytes; a report has a few thousand. A shared pod has one for each resource."""
 PATIENCE: Final = 2
 """Unanswered questions in a row before a pod counts as unreachable."""
 
@@ -65,7 +66,8 @@ log = logging.getLogger(__name__)
 class Heard:
     """What one pod said last."""
 
-    report: Report | None = None
+    reports: dict[str, Report] = field(default_factory=dict)
+    """By the name of the resource."""
     missed: int = 0
     unreachable_message: str = ""
     """Why it is not heard, and what to do, once that is worth telling."""
@@ -73,7 +75,15 @@ class Heard:
     @property
     def reachable(self) -> bool:
         """Whether it still answers."""
-        return self.report is not None and self.missed < PATIENCE
+        return bool(self.reports) and self.missed < PATIENCE
+
+    def news(self) -> dict[str, Any]:
+        """Say what is known, by the name of the resource: if that changes, it is news."""
+        return {name: news_in(report) for name, report in self.reports.items()}
+
+    def figures(self) -> dict[str, Any]:
+        """Say what status shows and moves all the time, in the same way."""
+        return {name: figures_in(report) for name, report in self.reports.items()}
 
 
 class Reporters:
@@ -134,10 +144,11 @@ class Reporters:
 
     async def _ask(self, session: aiohttp.ClientSession, pod: Body) -> None:
         entry, key = self._heard.setdefault(_uid(pod), Heard()), key_of(pod)
-        before, figures = self._news_of(pod), figures_in(entry.report)
+        before, news, figures = (entry.reachable, entry.unreachable_message), entry.news(), entry.figures()
         answer = await self._fetch(session, pod) if _answers(pod) else None
-        if isinstance(answer, Report):
-            entry.report, entry.missed = answer, 0
+        if isinstance(answer, list):
+            entry.reports = _by_name(pod, answer)
+            entry.missed = 0
         else:
             entry.missed += 1
             if entry.missed == PATIENCE:
@@ -146,38 +157,44 @@ class Reporters:
         entry.unreachable_message = self._describe_unreachable(
             pod, entry, answer if isinstance(answer, Unreachable) else None
         )
-        if self._news_of(pod) != before:
-            self._notify(key, self._limiters[key].wait(time.monotonic()))
-        elif figures_in(entry.report) != figures:
-            self._notify(key, FIGURES_EVERY)
+        everyone = (entry.reachable, entry.unreachable_message) != before
+        told, moved = entry.news(), entry.figures()
+        for name in resources_of(pod):
+            about = key[0], name
+            if everyone or told.get(name) != news.get(name):
+                self._notify(about, self._limiters[about].wait(time.monotonic()))
+            elif moved.get(name) != figures.get(name):
+                self._notify(about, FIGURES_EVERY)
 
     def _describe_unreachable(self, pod: Body, entry: Heard, unreachable: Unreachable | None) -> str:
         """Say why a pod is not heard; empty while it is, or may only need a moment."""
-        resource = self._store.resource(key_of(pod))
-        if unreachable is None or resource is None:
+        owner = self._find_owner(pod)
+        if unreachable is None or owner is None:
             return ""
         # One that was heard before needs no time to start.
-        was_heard = entry.report is not None and entry.missed > 0
+        was_heard = bool(entry.reports) and entry.missed > 0
         if not (entry.missed >= PATIENCE if was_heard else is_overdue(pod, datetime.now(UTC))):
             return ""
-        meta = resource["metadata"]
-        secret = self._keys.secret_name(meta["name"], meta["uid"])
-        return describe_unreachable(unreachable, pod, self._namespace, secret)
+        return describe_unreachable(unreachable, pod, self._namespace, self._keys.secret_name(*owner))
 
-    def _news_of(self, pod: Body) -> Any:
-        """What is known from a pod: if that changes, it is news."""
-        heard = self.heard(pod)
-        return news_in(heard.report), heard.reachable, heard.unreachable_message
-
-    async def _fetch(self, session: aiohttp.ClientSession, pod: Body) -> Report | Unreachable | None:
-        """Ask a pod; None: its resource is gone."""
+    def _find_owner(self, pod: Body) -> tuple[str, str] | None:
+        """Find for whom a pod's key was made: its name, and what the key is derived of; None: it is gone."""
+        if is_shared(pod):
+            namespace, label = key_of(pod)
+            group = label.removeprefix(SHARED_PREFIX)
+            return shared_name(group), shared_id(namespace, group)
         resource = self._store.resource(key_of(pod))
-        if resource is None:
+        return None if resource is None else (resource["metadata"]["name"], _uid(resource))
+
+    async def _fetch(self, session: aiohttp.ClientSession, pod: Body) -> list[Report] | Unreachable | None:
+        """Ask a pod; None: its resource is gone."""
+        owner = self._find_owner(pod)
+        if owner is None:
             return None
-        question = ask("GET", "/status", _uid(pod), self._keys.of(_uid(resource)))
+        question = ask("GET", "/status", _uid(pod), self._keys.of(owner[1]))
         try:
             async with self._slots:
-                return await fetch_report(session, _place(pod), question)
+                return await fetch_reports(session, _place(pod), question, most=len(resources_of(pod)))
         except (aiohttp.ClientError, TimeoutError, OSError) as err:
             return classify_error(err)
 
@@ -221,8 +238,10 @@ def ask(method: str, path: str, pod_uid: str, key: bytes, body: bytes = b"") -> 
     return Asked(method, path, body, key, nonce, sign_question(key, pod_uid, nonce, method, path, body))
 
 
-async def fetch_report(session: aiohttp.ClientSession, place: str, asked: Asked) -> Report | Unreachable:
-    """Ask one process, and say why what it answers is not taken.
+async def fetch_reports(
+    session: aiohttp.ClientSession, place: str, asked: Asked, *, most: int = 1
+) -> list[Report] | Unreachable:
+    """Ask one process for its reports, `most` of them, and say why what it answers is not taken.
 
     The image is the user's: an answer may be anything, of any length, and must not send us elsewhere.
 
@@ -235,24 +254,24 @@ async def fetch_report(session: aiohttp.ClientSession, place: str, asked: Asked)
         if answer.status != 200:
             cause = Cause.OTHER_KEY if answer.status == 401 else Cause.NO_WORKER
             return Unreachable(cause, f"it answers {answer.status}")
-        text = await _read_some(answer.content)
+        text = await _read_some(answer.content, longest := max(1, most) * LONGEST_REPORT)
         signature = answer.headers.get(SIGNATURE_HEADER)
-    report = parse_report(text.decode(errors="replace")) if len(text) <= LONGEST_REPORT else None
-    if report is None:
+    reports = parse_reports(text.decode(errors="replace")) if len(text) <= longest else None
+    if not reports:
         return Unreachable(Cause.NO_WORKER, "its answer is no report")
     if signature is None:
         return Unreachable(Cause.OTHER_KEY, "it does not sign its answers")
     if not is_same(signature, sign_answer(asked.key, asked.signature, text)):
         return Unreachable(Cause.OTHER_KEY, "its answer is signed with that one")
-    return report
+    return reports
 
 
-async def _read_some(content: aiohttp.StreamReader) -> bytes:
-    """Read all, or a little more than a report may have."""
+async def _read_some(content: aiohttp.StreamReader, longest: int) -> bytes:
+    """Read all, or a little more than so many bytes."""
     text = b""
     async for chunk in content.iter_any():
         text += chunk
-        if len(text) > LONGEST_REPORT:
+        if len(text) > longest:
             break
     return text
 
@@ -260,6 +279,17 @@ async def _read_some(content: aiohttp.StreamReader) -> bytes:
 def _uid(pod: Body) -> str:
     uid: str = pod["metadata"]["uid"]
     return uid
+
+
+def resources_of(pod: Body) -> list[str]:
+    """Name the resources that a pod runs."""
+    return list(read_parts(pod["metadata"])) if is_shared(pod) else [key_of(pod)[1]]
+
+
+def _by_name(pod: Body, reports: list[Report]) -> dict[str, Report]:
+    if not is_shared(pod):
+        return {key_of(pod)[1]: reports[0]}
+    return {report.resource.name: report for report in reports}
 
 
 def _answers(pod: Body) -> bool:

@@ -198,6 +198,8 @@ def build_owned(
         rollout: which pod template the workload has; None: as the spec asks for now.
 
     """
+    if processor.spec.worker.shared is not None:
+        return []  # `shared.py` makes what it shares
     if rollout is not None and rollout.template is not None:
         # A driver that is started again makes executors of its own image.
         images = replace(images, spark=image_of(rollout.template))
@@ -230,21 +232,21 @@ def build_key(processor: Processor, keys: Keys) -> dict[str, Any]:
     }
 
 
-def build_job(processor: Processor, images: Images, name: str, role: Role) -> dict[str, Any]:
-    """Build a short-lived job that tries the claim or gives it away."""
+def build_job(
+    processor: Processor, images: Images, name: str, role: Role, sweep_uids: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Build a short-lived job that tries the claim, which those of `sweep_uids` may not keep, or gives it away."""
     arguments = ["--try-claim"] if role is Role.CLAIM else ["--hand-over", hand_over_target(processor)]
-    return _job(processor, images, name, role, arguments)
+    return _job(processor, images, name, role, arguments, sweep_uids)
 
 
 def build_release(processor: Processor, images: Images) -> dict[str, Any]:
     """Build the job that gives up the claim of a deleted resource, suspended.
 
-    Nothing owns the job, for its resource is gone; it ends by itself and is swept by its time to live. It carries its
-    configuration: an operator that ends between two objects would leave the job without the other one.
+    Nothing owns the job, for its resource is gone; it ends by itself and is swept by its time to live.
     """
     name = child_name(processor.name, f"release-{processor.uid[:5]}")
-    config = build_config(processor, images).model_copy(update={"spark": None, "target": None})
-    job = _job(processor, images, name, Role.RELEASE, ["--release-claim"], format_config(config))
+    job = _job(processor, images, name, Role.RELEASE, ["--release-claim"])
     job["metadata"].pop("ownerReferences")
     job["metadata"]["annotations"] = {RELEASED_ANNOTATION: processor.uid}
     job["spec"] |= {"suspend": True, "ttlSecondsAfterFinished": 10}
@@ -252,8 +254,19 @@ def build_release(processor: Processor, images: Images) -> dict[str, Any]:
 
 
 def _job(
-    processor: Processor, images: Images, name: str, role: Role, arguments: list[str], config: str | None = None
+    processor: Processor,
+    images: Images,
+    name: str,
+    role: Role,
+    arguments: list[str],
+    sweep_uids: Sequence[str] = (),
 ) -> dict[str, Any]:
+    """Build a job with its configuration in it: an operator that ends between two objects would leave one without.
+
+    A resource that is gone, or that shares its pods, has no ConfigMap.
+    """
+    config = build_config(processor, images, sweep_uids=sweep_uids)
+    carried = config.model_copy(update={"spark": None})
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -262,6 +275,6 @@ def _job(
             "backoffLimit": 0,
             "activeDeadlineSeconds": JOB_SECONDS[role],
             "ttlSecondsAfterFinished": 300,
-            "template": build_job_pod(processor, images, role, arguments, config),
+            "template": build_job_pod(processor, images, role, arguments, format_config(carried)),
         },
     }

@@ -9,13 +9,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_core.config import CONFIG_PATH, CONNECTIONS_PATH, HANDLER_PATH, KEY_PATH
+from outbox_core.config import CONFIG_PATH, CONNECTIONS_PATH, HANDLER_PATH, KEY_PATH, PROCESSORS_PATH
 from outbox_core.report import STATUS_PORT, TERMINATION_LOG
-from outbox_operator.api.naming import CONFIG_ANNOTATION, config_name, driver_name, labels_of, selector_of
+from outbox_operator.api.naming import (
+    CONFIG_ANNOTATION,
+    config_name,
+    driver_name,
+    labels_of,
+    selector_of,
+    shared_id,
+    shared_label,
+    shared_name,
+)
 from outbox_operator.api.observed import Role
 from outbox_operator.api.overlay import merge, placement_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from outbox_operator.api.keys import Keys
     from outbox_operator.api.resources import Processor, ResourceRequirements
     from outbox_operator.settings import Images
@@ -29,6 +40,7 @@ DRIVER_GRACE: Final = 60
 """Seconds that a driver may take to end."""
 KEY_VOLUME: Final = "operator-key"
 EXECUTOR_CONTAINER: Final = "executor"
+_CONFIG_MOUNT: Final = {"name": "config", "mountPath": str(CONFIG_PATH), "subPath": CONFIG_KEY, "readOnly": True}
 DRIVER_PORT: Final = 7078
 BLOCK_MANAGER_PORT: Final = 7079
 UI_PORT: Final = 4040
@@ -93,16 +105,21 @@ def _probes(*, patience: int) -> dict[str, Any]:
     }
 
 
-def _mounts(processor: Processor, *, handler: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Build volumes and mounts of the configuration, and, with a `handler`, of all that the user's code needs."""
+def _mounts(processor: Processor) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Build volumes and mounts of the configuration, and of all that the user's code needs."""
+    volumes, mounts = build_mounts(processor, secrets_of(processor))
+    volumes.insert(0, {"name": "config", "configMap": {"name": config_name(processor.name)}})
+    mounts.insert(0, _CONFIG_MOUNT)
+    return volumes, mounts
+
+
+def secrets_of(processor: Processor) -> dict[str, str]:
+    """Name the Secret of each connection."""
     secrets = {"source": processor.spec.source.connection.secret_ref.name}
     target = processor.spec.target
     if target is not None and target.connection is not None:
         secrets["target"] = target.connection.secret_ref.name
-    volumes, mounts = build_mounts(processor, secrets) if handler else build_connections(secrets)
-    volumes.insert(0, {"name": "config", "configMap": {"name": config_name(processor.name)}})
-    mounts.insert(0, {"name": "config", "mountPath": str(CONFIG_PATH), "subPath": CONFIG_KEY, "readOnly": True})
-    return volumes, mounts
+    return secrets
 
 
 def build_mounts(processor: Processor, secrets: dict[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -128,11 +145,11 @@ def build_connections(secrets: dict[str, str]) -> tuple[list[dict[str, Any]], li
     return volumes, mounts
 
 
-def _with_key(pod: dict[str, Any], processor: Processor, keys: Keys) -> dict[str, Any]:
-    """Give a pod what it needs to know the operator and Prometheus by."""
+def _with_key(pod: dict[str, Any], secret: str, keys: Keys) -> dict[str, Any]:
+    """Give a pod what it needs to know the operator and Prometheus by; `secret` has its key."""
     (container,) = pod["spec"]["containers"]
-    secret = {"secretName": keys.secret_name(processor.name, processor.uid), "defaultMode": 0o440}
-    pod["spec"]["volumes"].append({"name": KEY_VOLUME, "secret": secret})
+    mounted = {"secretName": secret, "defaultMode": 0o440}
+    pod["spec"]["volumes"].append({"name": KEY_VOLUME, "secret": mounted})
     container["volumeMounts"].append({"name": KEY_VOLUME, "mountPath": str(KEY_PATH.parent), "readOnly": True})
     container["env"].append({"name": "OUTBOX_METRICS_TOKEN_SHA256", "value": keys.metrics_hash})
     return pod
@@ -154,11 +171,11 @@ def _resources(asked: ResourceRequirements | None, role: Role) -> dict[str, Any]
 
 
 def build_pod(
-    processor: Processor, images: Images, container: dict[str, Any], volumes: list[dict[str, Any]], role: Role
+    name: str, images: Images, container: dict[str, Any], volumes: list[dict[str, Any]], role: Role
 ) -> dict[str, Any]:
-    """Build what all pods have."""
+    """Build what all pods have; `name` is the value of their label."""
     return {
-        "metadata": {"labels": labels_of(processor.name, role)},
+        "metadata": {"labels": labels_of(name, role)},
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
@@ -186,18 +203,46 @@ def _container(name: str, image: str, mounts: list[dict[str, Any]], resources: d
 def build_worker_pod(processor: Processor, images: Images) -> dict[str, Any]:
     """Build the worker's pod template."""
     worker = processor.spec.worker
-    volumes, mounts = _mounts(processor, handler=True)
+    volumes, mounts = _mounts(processor)
     container = _container(
         WORKER_CONTAINER, worker.image or images.worker, mounts, _resources(worker.resources, Role.WORKER)
     )
     container |= {"ports": [{"name": "http", "containerPort": STATUS_PORT}], **_probes(patience=6)}
     container["env"].append({"name": "OUTBOX_GRACE_SECONDS", "value": str(worker.termination_grace_period_seconds)})
-    template = _with_key(build_pod(processor, images, container, volumes, Role.WORKER), processor, images.keys)
+    key = images.keys.secret_name(processor.name, processor.uid)
+    template = _with_key(build_pod(processor.name, images, container, volumes, Role.WORKER), key, images.keys)
     template["spec"] |= {
         "terminationGracePeriodSeconds": worker.termination_grace_period_seconds,
         "topologySpreadConstraints": _spread(selector_of(processor.name, Role.WORKER)),
     }
     return _overlaid(template, worker.pod_template, processor, Role.WORKER)
+
+
+def build_shared_pod(namespace: str, group: str, secrets: Sequence[str], images: Images) -> dict[str, Any]:
+    """Build the pod template of several resources; `secrets` are those of all their connections.
+
+    A Secret that is missing keeps nothing from starting: the processor that needs it says so.
+    """
+    name = shared_label(group)
+    volumes: list[dict[str, Any]] = [
+        {"name": "processors", "configMap": {"name": shared_name(group)}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    mounts: list[dict[str, Any]] = [
+        {"name": "processors", "mountPath": str(PROCESSORS_PATH), "readOnly": True},
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+    ]
+    for number, secret in enumerate(secrets):
+        source = {"secretName": secret, "defaultMode": 0o440, "optional": True}
+        volumes.append({"name": f"connection-{number}", "secret": source})
+        mounts.append({"name": f"connection-{number}", "mountPath": str(CONNECTIONS_PATH / secret), "readOnly": True})
+    container = _container(WORKER_CONTAINER, images.worker, mounts, DEFAULT_RESOURCES[Role.WORKER])
+    container |= {"ports": [{"name": "http", "containerPort": STATUS_PORT}], **_probes(patience=6)}
+    container["args"] = ["--processors", str(PROCESSORS_PATH)]
+    key = images.keys.secret_name(shared_name(group), shared_id(namespace, group))
+    template = _with_key(build_pod(name, images, container, volumes, Role.WORKER), key, images.keys)
+    template["spec"]["topologySpreadConstraints"] = _spread(selector_of(name, Role.WORKER))
+    return template
 
 
 def _spread(selector: dict[str, str]) -> list[dict[str, Any]]:
@@ -232,7 +277,7 @@ def build_driver_pod(processor: Processor, images: Images) -> dict[str, Any]:
     spark = processor.spec.spark
     if spark is None:
         raise ValueError("engine Spark without spark")
-    volumes, mounts = _mounts(processor, handler=True)
+    volumes, mounts = _mounts(processor)
     mounts.append({"name": "config", "mountPath": EXECUTOR_PATH, "subPath": EXECUTOR_KEY, "readOnly": True})
     if not spark.shares(spark.query_checkpoint_path):
         # The database is the authority: a lost query checkpoint costs a plan, not a message.
@@ -250,7 +295,8 @@ def build_driver_pod(processor: Processor, images: Images) -> dict[str, Any]:
         ],
         **_probes(patience=12),
     }
-    template = _with_key(build_pod(processor, images, container, volumes, Role.DRIVER), processor, images.keys)
+    key = images.keys.secret_name(processor.name, processor.uid)
+    template = _with_key(build_pod(processor.name, images, container, volumes, Role.DRIVER), key, images.keys)
     template["spec"] |= {
         "serviceAccountName": driver_name(processor.name),
         "automountServiceAccountToken": True,
@@ -260,7 +306,7 @@ def build_driver_pod(processor: Processor, images: Images) -> dict[str, Any]:
 
 
 def build_job_pod(
-    processor: Processor, images: Images, role: Role, arguments: list[str], config: str | None
+    processor: Processor, images: Images, role: Role, arguments: list[str], config: str
 ) -> dict[str, Any]:
     """Build the pod of a short-lived job of the worker image; also for a Spark processor.
 
@@ -269,18 +315,18 @@ def build_job_pod(
         images: for what names none.
         role: what the job is for.
         arguments: of the worker.
-        config: processor.json, which the pod carries itself; None: that of the resource's ConfigMap.
+        config: processor.json, which the pod carries itself.
 
     """
-    volumes, mounts = _mounts(processor, handler=False)
+    volumes, mounts = build_connections(secrets_of(processor))
+    carried = {"path": CONFIG_KEY, "fieldRef": {"fieldPath": f"metadata.annotations['{CONFIG_ANNOTATION}']"}}
+    volumes.insert(0, {"name": "config", "downwardAPI": {"items": [carried]}})
+    mounts.insert(0, _CONFIG_MOUNT)
     image = processor.spec.worker.image or images.worker
     container = _container(WORKER_CONTAINER, image, mounts, DEFAULT_RESOURCES[Role.CLAIM])
     container["args"] = arguments
-    template = build_pod(processor, images, container, volumes, role)
-    if config is not None:
-        carried = {"path": CONFIG_KEY, "fieldRef": {"fieldPath": f"metadata.annotations['{CONFIG_ANNOTATION}']"}}
-        volumes[0] = {"name": "config", "downwardAPI": {"items": [carried]}}
-        template["metadata"]["annotations"] = {CONFIG_ANNOTATION: config}
+    template = build_pod(processor.name, images, container, volumes, role)
+    template["metadata"]["annotations"] = {CONFIG_ANNOTATION: config}
     template["spec"] |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": 5}
     spark = processor.spec.spark
     overlay = spark.driver.pod_template if spark is not None else processor.spec.worker.pod_template

@@ -77,7 +77,11 @@ def build_executor_template(processor: Processor, spark: Spark, images: Images) 
     """Build the pod template file that the driver makes executors from."""
     volumes, mounts = build_mounts(processor, {"source": processor.spec.source.connection.secret_ref.name})
     container = {"name": EXECUTOR_CONTAINER, "securityContext": container_security(), "volumeMounts": mounts}
-    template = {"apiVersion": "v1", "kind": "Pod", **build_pod(processor, images, container, volumes, Role.EXECUTOR)}
+    template = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        **build_pod(processor.name, images, container, volumes, Role.EXECUTOR),
+    }
     template["spec"] |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": 20}
     text: str = yaml.safe_dump(merge(template, spark.executor.pod_template or {}), sort_keys=True)
     return text

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_operator.api.resources import KIND
-from outbox_operator.watch.store import key_of
+from outbox_operator.watch.store import is_shared, key_of
 
 if TYPE_CHECKING:
     from outbox_operator.watch.store import Body, Store
@@ -32,9 +32,13 @@ def owners_of(body: Body, store: Store) -> list[Body]:
 
 
 def is_own(body: Body, store: Store) -> bool:
-    """Tell whether an object was made for the resource that its label names."""
+    """Tell whether an object was made for the resource that its label names, or for those that share it."""
     owners = owners_of(body, store)
-    return bool(owners) and owners[-1]["kind"] == KIND and key_of(owners[-1]) == key_of(body)
+    if not owners or key_of(owners[-1]) != key_of(body):
+        return False
+    # What is shared ends at the Deployment, which several resources own.
+    kind: str = owners[-1]["kind"]
+    return kind == ("Deployment" if is_shared(body) else KIND)
 
 
 def may_be_of(body: Body, uid: str, store: Store) -> bool:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from outbox_operator.api.naming import PROCESSOR_LABEL, SLOT_ANNOTATION
+from outbox_operator.api.naming import PROCESSOR_LABEL, SHARED_PREFIX, SLOT_ANNOTATION, shared_label
 from outbox_operator.api.resources import KIND
 
 if TYPE_CHECKING:
@@ -47,11 +47,16 @@ def version_of(body: Body) -> int:
 
 
 def key_of(body: Body) -> Key:
-    """Say which resource an object is about: itself, or the one its label names."""
+    """Say which resource an object is about: itself, or the one its label names, or those that share pods."""
     meta = body["metadata"]
     if body["kind"] == KIND:
         return meta["namespace"], meta["name"]
     return meta["namespace"], meta.get("labels", {}).get(PROCESSOR_LABEL, "")
+
+
+def is_shared(body: Body) -> bool:
+    """Tell whether an object is one that resources share."""
+    return key_of(body)[1].startswith(SHARED_PREFIX)
 
 
 Place = tuple[str, str, str]
@@ -85,6 +90,8 @@ class _Kept:
     key: Key
     processor_id: str
     """Of a resource; else empty."""
+    group: Key | None
+    """Of a resource: namespace and label of the pods that it shares."""
     has_slot: bool
     content: bytes | Body
 
@@ -93,9 +100,11 @@ class _Kept:
         meta, kind = body["metadata"], body["kind"]
         content = body if kind == "Pod" else json.dumps(body, separators=(",", ":")).encode()
         processor_id = processor_id_of(body) if kind == KIND else ""
+        group = group_of(body) if kind == KIND else None
         return cls(
-            meta["namespace"], meta["uid"], version_of(body), key_of(body), processor_id, holds_slot(body), content
-        )
+            meta["namespace"], meta["uid"], version_of(body), key_of(body), processor_id, group, holds_slot(body),
+            content,
+        )  # fmt: skip
 
     @property
     def body(self) -> Body:
@@ -115,6 +124,7 @@ class Store:
         self._objects: defaultdict[str, dict[tuple[str, str], _Kept]] = defaultdict(dict)
         self._children: defaultdict[Key, set[Place]] = defaultdict(set)
         self._by_id: defaultdict[str, set[Key]] = defaultdict(set)
+        self._by_group: defaultdict[Key, set[Key]] = defaultdict(set)
         self._gone: dict[str, int] = {}
         self.slots: set[Key] = set()
         """Resources whose workload says that an upgrade of the operator replaces its pods (`slots.py`)."""
@@ -132,6 +142,8 @@ class Store:
         self._objects[place[0]][place[1:]] = kept
         if body["kind"] == KIND:
             self._by_id[kept.processor_id].add(kept.key)
+            if kept.group is not None:
+                self._by_group[kept.group].add(kept.key)
         else:
             self._children[kept.key].add(place)
         if kept.has_slot:
@@ -182,6 +194,8 @@ class Store:
             return
         if place[0] == KIND:
             _discard(self._by_id, known.processor_id, known.key)
+            if known.group is not None:
+                _discard(self._by_group, known.group, known.key)
         else:
             _discard(self._children, known.key, place)
         if known.has_slot:
@@ -210,6 +224,10 @@ class Store:
         """List the resources that ask for a processorId."""
         return [body for key in sorted(self._by_id.get(processor_id, ())) if (body := self.resource(key)) is not None]
 
+    def in_group(self, group: Key) -> list[Key]:
+        """List the resources that share pods, by name."""
+        return sorted(self._by_group.get(group, ()))
+
     def all_of(self, kind: str) -> list[Body]:
         """List a kind."""
         # Copied at once: metrics are read on a thread of their own.
@@ -230,6 +248,12 @@ def _discard(index: dict[K, set[V]], key: K, value: V) -> None:
 def processor_id_of(body: Body) -> str:
     """Read the processorId: the resource's name unless the spec has one."""
     return str((body.get("spec") or {}).get("processorId") or body["metadata"]["name"])
+
+
+def group_of(body: Body) -> Key | None:
+    """Say which pods a resource shares: the key of the objects that are made for them; None: it has its own."""
+    group = ((body.get("spec") or {}).get("worker") or {}).get("shared")
+    return None if group is None else (body["metadata"]["namespace"], shared_label(str(group)))
 
 
 def holds_slot(body: Body) -> bool:

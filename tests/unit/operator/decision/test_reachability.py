@@ -23,7 +23,7 @@ from outbox_operator.decision.reachability import (
     describe_unreachable,
     is_overdue,
 )
-from outbox_operator.reconcile.reports import PATIENCE, Heard, Reporters, ask, classify_error, fetch_report
+from outbox_operator.reconcile.reports import PATIENCE, Heard, Reporters, ask, classify_error, fetch_reports
 from tests.unit.operator.building import ACTIVE, GRANTED, NOW, build_observed, build_pod, build_report
 from tests.unit.operator.owned import EVERYTHING, LONG_AGO, REPLICA_SET, store_of
 from tests.unit.operator.owned import build_pod as build_body
@@ -42,7 +42,7 @@ async def question_to(port: int) -> Unreachable:
     timeout = aiohttp.ClientTimeout(total=0.6, connect=0.3)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         try:
-            found = await fetch_report(session, f"http://127.0.0.1:{port}", ask("GET", "/status", "pod", b"key"))
+            found = await fetch_reports(session, f"http://127.0.0.1:{port}", ask("GET", "/status", "pod", b"key"))
         except (aiohttp.ClientError, TimeoutError, OSError) as err:
             return classify_error(err)
     assert isinstance(found, Unreachable)
@@ -209,9 +209,11 @@ REFUSED = Unreachable(Cause.REFUSED)
 ASKED = [
     pytest.param(old(), Heard(missed=1), REFUSED, "is refused", id="never heard, long ready"),
     pytest.param(old(ready=False), Heard(missed=9), REFUSED, "", id="never heard, not yet to be expected"),
-    pytest.param(old(), Heard(build_report(), missed=PATIENCE - 1), REFUSED, "", id="missed once"),
-    pytest.param(old(ready=False), Heard(build_report(), missed=PATIENCE), REFUSED, "is refused", id="missed again"),
-    pytest.param(old(), Heard(build_report()), None, "", id="heard"),
+    pytest.param(old(), Heard({"orders": build_report()}, missed=PATIENCE - 1), REFUSED, "", id="missed once"),
+    pytest.param(
+        old(ready=False), Heard({"orders": build_report()}, missed=PATIENCE), REFUSED, "is refused", id="missed again"
+    ),
+    pytest.param(old(), Heard({"orders": build_report()}), None, "", id="heard"),
     pytest.param(old(), Heard(missed=3), None, "", id="it cannot be asked: it does not run"),
 ]
 

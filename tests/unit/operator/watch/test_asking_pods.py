@@ -37,12 +37,12 @@ async def test_a_pod_that_cannot_be_asked_any_more_is_not_heard_for_ever(phase: 
     heard = reporters.heard(pod)
     assert not heard.reachable
     entry = reporters._heard.setdefault(pod["metadata"]["uid"], heard)
-    entry.report, entry.missed = build_report(), 0
+    entry.reports, entry.missed = {"orders": build_report()}, 0
     assert entry.reachable
     async with asking(reporters):
         while entry.reachable:  # noqa: ASYNC110 - what is looked at announces nothing
             await asyncio.sleep(0.05)
-    assert entry.report is not None, "its last words stay"
+    assert entry.reports, "its last words stay"
     assert told == [("shop", "orders")]
 
 
@@ -64,7 +64,7 @@ async def test_a_fault_about_one_pod_keeps_no_other_from_being_asked():
 
     reporters = Reporters(store_of(*EVERYTHING, bad, good), Keys(), "system", refuse)
     for pod in (bad, good):
-        reporters._heard[pod["metadata"]["uid"]] = Heard(build_report())
+        reporters._heard[pod["metadata"]["uid"]] = Heard({"orders": build_report()})
     async with asking(reporters):
         while reporters._heard["uid-of-good"].missed < 3:  # noqa: ASYNC110 - what is looked at announces nothing
             await asyncio.sleep(0.05)

@@ -1,6 +1,6 @@
 """The HTTP contract with kubelet, Prometheus and operator: /livez /readyz /metrics /status, and POST /intent.
 
-Of a process for several processors /status is a list, /readyz says whether all are ready, and an intent is for all.
+Of a process for several processors /status is a list, /readyz says whether one is ready, and an intent is for all.
 Answers come from memory; `access.py` says who gets one. `outbox_spark` serves the same contract with it.
 """
 
@@ -100,7 +100,7 @@ class HealthServer:
             case "/readyz":
                 reports = [status.report() for status in self._statuses]
                 text = "".join(f"{report.state.value}: {report.reason.value}\n" for report in reports)
-                is_ready = all(status.is_ready for status in self._statuses)
+                is_ready = any(status.is_ready for status in self._statuses)
                 return HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", text.encode()
             case "/status":
                 text = ",".join(status.report().model_dump_json(by_alias=True) for status in self._statuses)

@@ -1,0 +1,136 @@
+"""Makes the pods that several resources share, once each of them has said what it wants in them.
+
+What a resource wants is decided by its own reconcile, like that of any other. It is kept in memory only: a process that
+was just started leaves the pods as they are until it has decided about each resource.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from outbox_operator.api.naming import INTENT_ANNOTATION, SHARED_PREFIX, label_decision, shared_name
+from outbox_operator.cluster.kube import KubeError, Where, where
+from outbox_operator.reconcile.apply import ObstacleError, build_refusal
+from outbox_operator.rendering.manifests import hash_of
+from outbox_operator.rendering.shared import Member, build_shared, build_shared_key
+from outbox_operator.watch.store import group_of, key_of
+
+if TYPE_CHECKING:
+    from outbox_operator.api.observed import Observed, Problem
+    from outbox_operator.cluster.kube import Kube
+    from outbox_operator.decision.decide import Decision
+    from outbox_operator.reconcile.apply import Applier
+    from outbox_operator.settings import Images
+    from outbox_operator.watch.store import Body, Store
+    from outbox_operator.watch.workqueue import Key
+
+_KINDS: Final = ("ConfigMap", "Deployment")
+
+
+class SharedPods:
+    """The groups of resources that share pods."""
+
+    def __init__(self, kube: Kube, store: Store, images: Images, applier: Applier) -> None:
+        """Write through these."""
+        self._kube = kube
+        self._store = store
+        self._images = images
+        self._applier = applier
+        self._wanted: dict[Key, tuple[Key, Member | None]] = {}
+        """By resource: its group, and what it wants there; None: nothing that can be run."""
+        self._left: dict[Key, str] = {}
+        """By group: hash of its objects as they were left."""
+        self._problems: dict[Key, Problem] = {}
+
+    def note(self, body: Body, observed: Observed | None = None, decision: Decision | None = None) -> set[Key]:
+        """Take what was decided about a resource, None: its spec is invalid; return the groups that changed by it."""
+        group, member = group_of(body), None
+        if observed is not None and decision is not None:
+            last = observed.workload.decision if observed.workload is not None else ""
+            made = label_decision(decision.resolution) or last
+            member = Member(observed.processor, decision.replicas, decision.resolution, decision.sweep_uids, made)
+        return self._keep(key_of(body), None if group is None else (group, member))
+
+    def forget(self, key: Key) -> set[Key]:
+        """Take that a resource is gone; return the groups that changed by it."""
+        return self._keep(key, None)
+
+    def _keep(self, key: Key, wanted: tuple[Key, Member | None] | None) -> set[Key]:
+        before = self._wanted.pop(key, None)
+        if wanted is not None:
+            self._wanted[key] = wanted
+        return set() if wanted == before else {each[0] for each in (before, wanted) if each is not None}
+
+    def problem_of(self, body: Body) -> Problem | None:
+        """Say why what a resource shares cannot be made."""
+        group = group_of(body)
+        return None if group is None else self._problems.get(group)
+
+    def is_obstructed(self, group: Key) -> bool:
+        """Tell whether objects of a group cannot be made as things are."""
+        return group in self._problems
+
+    async def reconcile(self, group: Key) -> bool:
+        """Make the objects of one group so; say whether what its resources tell of that changed.
+
+        Raises:
+            KubeError: the API server cannot be asked; try again.
+
+        """
+        before = self._problems.pop(group, None)
+        try:
+            await self._reconcile(group)
+        except ObstacleError as err:
+            self._problems[group] = err.problem
+        except KubeError as err:
+            if not err.refused:
+                raise
+            self._problems[group] = build_refusal(err)
+        return self._problems.get(group) != before
+
+    async def _reconcile(self, group: Key) -> None:
+        keys = self._store.in_group(group)
+        if not keys:
+            await self._remove(group)
+            return
+        wanted = [self._wanted.get(key) for key in keys]
+        if any(each is None or each[0] != group for each in wanted):
+            return  # that resource's turn is to come, and calls for this group
+        members = [each[1] for each in wanted if each is not None and each[1] is not None]
+        namespace, name = group[0], group[1].removeprefix(SHARED_PREFIX)
+        manifests = build_shared(namespace, name, members, self._images)
+        live = [self._store.get(place.kind, place.namespace, place.name) for place in map(where, manifests)]
+        if members and _hash_of(manifests, live) != self._left.get(group):
+            live = [await self._applier.apply_shared(manifest) for manifest in manifests]
+            self._left[group] = _hash_of(manifests, live)
+        deployment = live[-1]
+        if deployment is not None and not _is_ready(deployment):
+            key = build_shared_key(namespace, name, deployment["metadata"]["uid"], self._images.keys)
+            await self._kube.create(key)
+
+    async def _remove(self, group: Key) -> None:
+        """Delete what the last resource left that has pods of its own now; of one that is deleted it goes by itself."""
+        self._left.pop(group, None)
+        name = shared_name(group[1].removeprefix(SHARED_PREFIX))
+        for kind in _KINDS:
+            if self._store.get(kind, group[0], name) is not None:
+                await self._kube.delete(Where(kind, group[0], name))
+
+
+def _is_ready(deployment: Body) -> bool:
+    """Tell whether no pod may wait for its key."""
+    ready: int = (deployment.get("status") or {}).get("readyReplicas", 0)
+    wanted: int = deployment["spec"].get("replicas", 1)
+    return ready >= wanted
+
+
+def _hash_of(manifests: list[Body], live: list[Body | None]) -> str:
+    """Hash what shall be and what is; empty where something is missing."""
+    marks = []
+    for manifest, body in zip(manifests, live, strict=True):
+        if body is None:
+            return ""
+        meta = body["metadata"]
+        version = meta.get("generation") if body["kind"] == "Deployment" else meta["resourceVersion"]
+        marks.append([manifest["metadata"]["annotations"][INTENT_ANNOTATION], meta["uid"], str(version)])
+    return hash_of(marks)

@@ -1,0 +1,157 @@
+"""PURE: renders what several resources share: one Deployment, one ConfigMap with a file for each, one key.
+
+Which resources a pod runs is on the pod itself, with the hashes that tell for each of them whether it is the pod that
+its spec asks for: so each resource looks at a shared pod as at one of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outbox_core.config import KEY_PATH
+from outbox_operator.api.naming import (
+    MEMBERS_ANNOTATION,
+    labels_of,
+    selector_of,
+    shared_id,
+    shared_label,
+    shared_name,
+)
+from outbox_operator.api.observed import Role
+from outbox_operator.api.resources import API_VERSION, KIND
+from outbox_operator.rendering.manifests import build_config, format_config, hash_of, stamped
+from outbox_operator.rendering.pods import build_shared_pod, secrets_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from outbox_core.config import Resolution
+    from outbox_operator.api.keys import Keys
+    from outbox_operator.api.resources import Processor
+    from outbox_operator.settings import Images
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What a resource wants in the pods that it shares.
+
+    Attributes:
+        replicas: pods; 0: it is left out of them.
+        decision: hash of a person's decision about a conflict, the present one or the last.
+
+    """
+
+    processor: Processor
+    replicas: int
+    resolution: Resolution | None = None
+    sweep_uids: tuple[str, ...] = ()
+    decision: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a shared pod was made for, of one resource: its uid, and the hashes of its configuration and decision."""
+
+    uid: str
+    template: str
+    decision: str = ""
+
+
+def hash_member(processor: Processor, images: Images) -> str:
+    """Hash what of a resource replaces pods, as `build_template` does for pods of its own."""
+    config = build_config(processor, images).model_dump(mode="json", exclude={"generation"}, exclude_defaults=True)
+    return hash_of([images.worker, images.user, config])
+
+
+def format_parts(members: Sequence[Member], images: Images) -> str:
+    """Write which resources a pod runs."""
+    parts = {
+        each.processor.name: [each.processor.uid, hash_member(each.processor, images), each.decision]
+        for each in members
+    }
+    return json.dumps(parts, sort_keys=True, separators=(",", ":"))
+
+
+def read_parts(metadata: Mapping[str, Any]) -> dict[str, Part]:
+    """Read which resources a pod runs, by name; none where another client changed that."""
+    try:
+        found = json.loads((metadata.get("annotations") or {}).get(MEMBERS_ANNOTATION, "{}"))
+        return {str(name): Part(*map(str, part)) for name, part in found.items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
+
+
+def build_shared(namespace: str, group: str, members: Sequence[Member], images: Images) -> list[dict[str, Any]]:
+    """Build ConfigMap and Deployment of a group, of at least one resource, in the order in which they are made.
+
+    They go when the last of the resources goes.
+    """
+    running = [each for each in members if each.replicas]
+    secrets = sorted({secret for each in running for secret in secrets_of(each.processor).values()})
+    template = build_shared_pod(namespace, group, secrets, images)
+    template["metadata"]["annotations"] = {MEMBERS_ANNOTATION: format_parts(running, images)}
+    files = {
+        f"{each.processor.name}.json": format_config(
+            build_config(each.processor, images, each.resolution, each.sweep_uids)
+        )
+        for each in running
+    }
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _build_meta(namespace, group, members),
+        "data": files,
+    }
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": _build_meta(namespace, group, members),
+        "spec": {
+            "replicas": max((each.replicas for each in running), default=0),
+            "revisionHistoryLimit": 2,
+            "selector": {"matchLabels": selector_of(shared_label(group), Role.WORKER)},
+            "template": template,
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+        },
+    }
+    return [stamped(config_map), stamped(deployment)]
+
+
+def build_shared_key(namespace: str, group: str, deployment_uid: str, keys: Keys) -> dict[str, Any]:
+    """Build the Secret with the key of the shared pods; it is created and never changed, and goes with the Deployment.
+
+    Its owners could not be the resources: they come and go.
+    """
+    of = shared_id(namespace, group)
+    owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": shared_name(group), "uid": deployment_uid}
+    meta = _build_meta(namespace, group, ())
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": meta | {"name": keys.secret_name(shared_name(group), of), "ownerReferences": [owner]},
+        "type": "Opaque",
+        "immutable": True,
+        "data": {KEY_PATH.name: base64.b64encode(keys.of(of)).decode()},
+    }
+
+
+def _build_meta(namespace: str, group: str, members: Sequence[Member]) -> dict[str, Any]:
+    owners = [
+        {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": each.processor.name,
+            "uid": each.processor.uid,
+            "blockOwnerDeletion": False,
+        }
+        for each in members
+    ]
+    return {
+        "name": shared_name(group),
+        "namespace": namespace,
+        "labels": labels_of(shared_label(group)),
+        "ownerReferences": owners,
+    }
