@@ -70,6 +70,35 @@ def manifest(directory, target, *, name="orders", extra=(), **spec):
     return file
 
 
+def test_several_that_share_a_process_run_in_one(outbox, run, tmp_path, database):
+    outbox.connection.execute("CREATE TABLE mails (message_id text)")
+    mails = {"sql": {"statement": "INSERT INTO mails SELECT message_id FROM batch"}}
+    queue = {"rabbitmq": {"connection": {"secretRef": {"name": "mq"}}, "exchange": "", "routingKey": "shared-by-run"}}
+    targets = {"orders": SQL_TARGET, "mails": mails, "queued": queue}
+    files = [manifest(tmp_path, target, name=name, worker={"shared": "small"}) for name, target in targets.items()]
+    (tmp_path / "targets/mq").mkdir(parents=True)
+    (tmp_path / "targets/mq/uri").write_text("amqp://guest:guest@127.0.0.1:1/")
+    arguments = [word for file in files for word in ("-f", file)]
+    process = run(*arguments, "--connection", database.files().directory, "--target-connection", tmp_path / "targets")
+    ids = outbox.produce(20)
+    outbox.wait_handled(ids)
+    log = tmp_path / "log"
+    wait_until(lambda: "127.0.0.1:1" in log.read_text(), "the broker that is not there is named")
+    wait_until(lambda: outbox.connection.execute("SELECT count(*) FROM mails").fetchone() == (20,), "all are there")
+    handled = outbox.connection.execute("SELECT message_id FROM mails").fetchall()
+    assert [each for (each,) in handled] == ids
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 0
+    assert outbox.connection.execute("SELECT DISTINCT token FROM outbox.processor_leases").fetchall() == [(None,)]
+
+
+def test_several_that_do_not_say_so_are_refused(outbox, run, tmp_path, database):
+    first, other = (manifest(tmp_path, SQL_TARGET, name=name) for name in ("orders", "mails"))
+    process = run("-f", first, "-f", other, "--connection", database.files().directory)
+    assert process.wait(30) != 0
+    assert "give one, or several that write the same name in spec.worker.shared" in (tmp_path / "log").read_text()
+
+
 def test_it_handles_and_drains_on_ctrl_c(outbox, run, tmp_path, database):
     file = manifest(tmp_path, SQL_TARGET)
     process = run("-f", file, "--connection", database.files().directory)

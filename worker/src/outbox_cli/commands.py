@@ -339,10 +339,10 @@ def _add_prune(g: _Grammar) -> None:
 
 
 def _add_run(g: _Grammar) -> None:
-    run = g.add("run", running.run, g.database, text="run one processor here, without Kubernetes; Ctrl-C drains")
+    run = g.add("run", running.run, g.database, text="run a processor here, without Kubernetes; Ctrl-C drains")
     run.add_argument(
         "-f", "--file", type=Path, action="append", required=True, metavar="YAML",
-        help="the processor's manifest; repeat it for the ConfigMap of its code",
+        help="the processor's manifest; repeat it for the ConfigMap of its code, or for others with its worker.shared",
     )  # fmt: skip
     run.add_argument("--handler", type=Path, metavar="DIR", help="folder of the Python files, instead of a ConfigMap")
     run.add_argument("--cluster-id", help="name of this place in claims (local/HOSTNAME)")

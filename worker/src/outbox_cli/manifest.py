@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One processor, and the ConfigMaps that came in the same files."""
+    """One processor, and the ConfigMaps that came in the files."""
 
     processor: Processor
     config_maps: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -35,22 +35,35 @@ def read_manifest(files: Iterable[Path], *, cluster: str, uid: str) -> Manifest:
         CommandError: a file cannot be read, or it holds no valid processor, or several.
 
     """
+    found = read_manifests(files, cluster=cluster, uid=uid)
+    if len(found) != 1:
+        raise CommandError(f"the files hold {len(found)} objects of kind {KIND}: give those of one processor")
+    return found[0]
+
+
+def read_manifests(files: Iterable[Path], *, cluster: str, uid: str) -> list[Manifest]:
+    """Read each OutboxProcessor in the files.
+
+    Raises:
+        CommandError: a file cannot be read, or what it holds is no valid processor.
+
+    """
     documents = [document for file in files for document in _load(file)]
+    config_maps = dict(_read_config_map(found) for found in documents if found.get("kind") == "ConfigMap")
     bodies = [body for body in documents if body.get("kind") == KIND]
-    if len(bodies) != 1:
-        raise CommandError(f"the files hold {len(bodies)} objects of kind {KIND}: give those of one processor")
-    (body,) = bodies
+    return [Manifest(_read_processor(body, cluster, uid), config_maps) for body in bodies]
+
+
+def _read_processor(body: dict[str, Any], cluster: str, uid: str) -> Processor:
     if body.get("apiVersion") != API_VERSION:
         raise CommandError(f"apiVersion is {body.get('apiVersion')}: this version knows {API_VERSION}")
     admitted = _admit(body)
     meta = {"namespace": "default", **admitted["metadata"], "uid": uid}
     try:
         # No pods are made of it here, so it may ask for any.
-        processor = parse_processor({"metadata": meta, "spec": admitted["spec"]}, cluster, unrestricted=True)
+        return parse_processor({"metadata": meta, "spec": admitted["spec"]}, cluster, unrestricted=True)
     except ValidationError as err:
         raise CommandError(plain_faults(err.errors(), "spec")) from err
-    config_maps = dict(_read_config_map(found) for found in documents if found.get("kind") == "ConfigMap")
-    return Manifest(processor, config_maps)
 
 
 def _read_config_map(body: dict[str, Any]) -> tuple[str, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""`outbox run -f processor.yaml`: one processor in the foreground, without Kubernetes.
+"""`outbox run -f processor.yaml`: one processor, or several that share it, in one process, without Kubernetes.
 
 The manifest becomes the same configuration that the operator would write, and the worker's own `main` runs it: the
 same code, claim, lease and checkpoint as in a pod. Ctrl-C or SIGTERM drains.
@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Final
 from outbox_cli.context import check_schema, has_environment, secret_directory
 from outbox_cli.database.reposition import LOCAL
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
-from outbox_cli.manifest import read_manifest
+from outbox_cli.manifest import read_manifests
 from outbox_core.spec import Engine
 from outbox_worker.logs import LOG_FORMAT
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Iterator
 
     from outbox_cli.command import Context
@@ -38,20 +39,18 @@ TARGET_DIRECTORY: Final = "OUTBOX_TARGET_CONNECTION"
 def run(context: Context) -> Exit | int:
     """Run until Ctrl-C; the exit status is the worker's."""
     options = context.options
-    cluster = options.cluster_id or f"{LOCAL}{socket.gethostname()}"
-    first = read_manifest(options.file, cluster=cluster, uid="")
-    check_schema(options, first.processor.spec.source)
-    # The same uid every time: the claim is found again by the next run of the same manifest on this machine.
-    uid = str(uuid.uuid5(_IDENTITIES, f"{cluster}/{first.processor.namespace}/{first.processor.name}"))
-    manifest = replace(first, processor=first.processor.model_copy(update={"uid": uid}))
-    check_runnable(manifest)
+    manifests = [_identify(each) for each in _read(options)]
+    for each in manifests:
+        check_schema(options, each.processor.spec.source)
+        check_runnable(each)
     with tempfile.TemporaryDirectory(prefix="outbox-run-") as directory:
         home = Path(directory)
-        _lay_out(context, manifest, home)
-        context.console.note(
-            f"{manifest.processor.processor_id} runs as {manifest.processor.ref}; Ctrl-C finishes or rolls back the "
-            "batch and stops"
-        )
+        arguments = (_lay_out_one if len(manifests) == 1 else _lay_out_shared)(context, manifests, home)
+        for each in manifests:
+            context.console.note(
+                f"{each.processor.processor_id} runs as {each.processor.ref}; Ctrl-C finishes or rolls back the batch "
+                "and stops"
+            )
         if sys.stderr.isatty():
             os.environ.setdefault(LOG_FORMAT, "text")
         # Late: the other commands start without a worker's metrics, HTTP server and targets.
@@ -59,11 +58,35 @@ def run(context: Context) -> Exit | int:
 
         return run_worker(
             [
-                "--config", str(home / "processor.json"), "--connections", str(home / "connections"),
-                "--handler", str(home / "handler"), "--termination-log", str(home / "none"),
+                *arguments, "--connections", str(home / "connections"), "--termination-log", str(home / "none"),
                 "--host", options.host, "--port", str(options.port),
             ]
         )  # fmt: skip
+
+
+def _read(options: Namespace) -> list[Manifest]:
+    """Read one processor, or several that share a process.
+
+    Raises:
+        CommandError: there is none, or several that do not share it.
+
+    """
+    cluster = options.cluster_id or f"{LOCAL}{socket.gethostname()}"
+    manifests = read_manifests(options.file, cluster=cluster, uid="")
+    groups = {each.processor.spec.worker.shared for each in manifests}
+    if not manifests or (len(manifests) > 1 and (len(groups) > 1 or None in groups)):
+        raise CommandError(
+            f"the files hold {len(manifests)} processors: give one, or several that write the same name in "
+            "spec.worker.shared, which run in one process"
+        )
+    return manifests
+
+
+def _identify(manifest: Manifest) -> Manifest:
+    """Give the resource the same uid every time: the claim is found again by the next run on this machine."""
+    ref = manifest.processor.ref
+    uid = str(uuid.uuid5(_IDENTITIES, f"{ref.cluster}/{ref.namespace}/{ref.name}"))
+    return replace(manifest, processor=manifest.processor.model_copy(update={"uid": uid}))
 
 
 def check_runnable(manifest: Manifest) -> None:
@@ -82,38 +105,63 @@ def check_runnable(manifest: Manifest) -> None:
         raise RefusedError("spec.handOverTo is set: this resource gives its processor away")
 
 
-def _lay_out(context: Context, manifest: Manifest, home: Path) -> None:
+def _lay_out_one(context: Context, manifests: list[Manifest], home: Path) -> list[str]:
     """Put the files where a pod would have them mounted; connections are links, so that no secret is copied."""
+    (manifest,) = manifests
+    (home / "handler").mkdir()
+    _place_handler(context, manifest, home)
+    (home / "processor.json").write_text(_format(manifest, home / "handler"))
+    _link_source(context, home / "connections" / "source")
+    _link_target(context, manifest, home / "connections" / "target")
+    return ["--config", str(home / "processor.json"), "--handler", str(home / "handler")]
+
+
+def _lay_out_shared(context: Context, manifests: list[Manifest], home: Path) -> list[str]:
+    """Do the same as for a shared pod: one connection to the database, and a directory for each Secret of a target."""
+    (home / "processors").mkdir()
+    (home / "handler").mkdir()
+    for manifest in manifests:
+        spec = manifest.processor.spec
+        file = home / "processors" / f"{manifest.processor.name}.json"
+        file.write_text(_format(manifest, home / "handler"))
+        source = home / "connections" / spec.source.connection.secret_ref.name
+        if not source.exists():
+            _link_source(context, source)
+        if spec.target is not None and spec.target.connection is not None:
+            target = home / "connections" / spec.target.connection.secret_ref.name
+            if not target.exists():
+                _link_target(context, manifest, target)
+    return ["--processors", str(home / "processors")]
+
+
+def _format(manifest: Manifest, handler: Path) -> str:
     # Late, and not before it is needed: it brings the operator's renderer along.
     from outbox_operator.rendering.manifests import build_config, format_config
     from outbox_operator.settings import Images
 
-    (home / "handler").mkdir()
-    _place_handler(context, manifest, home)
     config = build_config(manifest.processor, Images())
     # An API server would count generations; here the process that was started last knows best how many partitions there
     # shall be. But a process that is started again as it was must not forget what message killed it.
-    config = config.model_copy(
-        update={"generation": int(time.time()), "text_id": find_text_id(format_config(config), home / "handler")}
-    )
-    (home / "processor.json").write_text(format_config(config))
-    connections = home / "connections"
-    connections.mkdir()
+    text_id = find_text_id(format_config(config), handler)
+    return format_config(config.model_copy(update={"generation": int(time.time()), "text_id": text_id}))
+
+
+def _link_source(context: Context, place: Path) -> None:
+    place.parent.mkdir(exist_ok=True)
     directory = secret_directory(context.options)
     if directory is not None:
         if not directory.is_dir():
             raise CommandError(f"{directory} is not a directory with a connection's files")
-        (connections / "source").symlink_to(directory.resolve())
+        place.symlink_to(directory.resolve())
     elif context.options.dsn_file is not None:
-        (connections / "source").mkdir()
-        (connections / "source" / "uri").symlink_to(context.options.dsn_file.resolve())
+        place.mkdir()
+        (place / "uri").symlink_to(context.options.dsn_file.resolve())
     elif has_environment(context.environment):
-        (connections / "source").mkdir()
+        place.mkdir()
         # Names nothing, so libpq takes everything from the environment.
-        (connections / "source" / "uri").write_text("postgresql://")
+        (place / "uri").write_text("postgresql://")
     else:
         raise UsageError("which database? --connection, --connections, --dsn-file, or PGSERVICE or PGHOST")
-    _link_target(context, manifest, connections)
 
 
 def find_text_id(text: str, handler: Path) -> int:
@@ -161,7 +209,8 @@ def _place_handler(context: Context, manifest: Manifest, home: Path) -> None:
         (home / "handler" / Path(file).name).write_text(text)
 
 
-def _link_target(context: Context, manifest: Manifest, connections: Path) -> None:
+def _link_target(context: Context, manifest: Manifest, place: Path) -> None:
+    """Link the target's files: those in a directory of its Secret's name, where there is one, else those named."""
     target = manifest.processor.spec.target
     if target is None or target.connection is None:
         return
@@ -176,4 +225,5 @@ def _link_target(context: Context, manifest: Manifest, connections: Path) -> Non
         )
     if not directory.is_dir():
         raise CommandError(f"{directory} is not a directory with the target's files")
-    (connections / "target").symlink_to(directory.resolve())
+    of_secret = directory / target.connection.secret_ref.name
+    place.symlink_to((of_secret if of_secret.is_dir() else directory).resolve())
