@@ -142,6 +142,27 @@ def test_killed_another_process_takes_all_over(outbox, workers, tables):
         tables.wait(name, ids)
 
 
+def test_frozen_while_another_process_takes_all_over_it_handles_nothing_twice(outbox, workers, tables):
+    names = ["first", "second", "third"]
+    tables.make(*names)
+    configs = [named(outbox, name) for name in names]
+    frozen = workers.start_shared(configs, outbox.database.uri())
+    ids = outbox.produce(50)
+    for name in names:
+        tables.wait(name, ids)
+    frozen.send(signal.SIGSTOP)
+    ids += outbox.produce(50, start=50)
+    other = workers.start_shared(configs, outbox.database.uri())
+    for name in names:
+        tables.wait(name, ids)
+    frozen.send(signal.SIGCONT)
+    frozen.wait_for_all("it stands by", lambda seen: all(each.state == "Standby" for each in seen.values()))
+    ids += outbox.produce(50, start=100)
+    for name in names:
+        tables.wait(name, ids)
+    assert {each.state for each in other.reports().values()} == {"Active"}
+
+
 def test_asked_to_stop_it_gives_every_lease_back(outbox, workers, tables):
     names = ["first", "second", "third"]
     tables.make(*names)

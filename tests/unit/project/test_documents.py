@@ -125,7 +125,7 @@ def test_worker_page_names_the_configuration_as_it_is_called():
 
 def test_examples_are_resources_that_the_operator_reads():
     bodies = [body for text in EXAMPLES.values() for body in yaml.safe_load_all(text) if body]
-    assert len([processor_of(body) for body in bodies if body["kind"] == KIND]) == 18
+    assert len([processor_of(body) for body in bodies if body["kind"] == KIND]) == 19
 
 
 def test_worker_page_names_every_metric():

@@ -54,6 +54,8 @@ UNREADY_AFTER: Final = 20.0
 FIRST_WAIT: Final = 5.0
 LONGEST_WAIT: Final = 60.0
 """Bounds of the wait after the API server refused an owned object, doubled from one to the other."""
+SETTLE: Final = 1.0
+"""Seconds within which changes of resources that share pods replace those once."""
 WORKERS: Final = 8
 
 
@@ -149,8 +151,7 @@ class Controller:
     def _gone(self, body: Body) -> None:
         """A resource was deleted: give its claim up, and let those try who wait for it."""
         self._obstacles.pop(key_of(body), None)
-        for group in self._shared.forget(key_of(body)):
-            self.queue.add(group)
+        self._look_at(self._shared.forget(key_of(body)))
         self._releaser.release(body)
         self._wake_siblings(body)
         self._slots.wake()
@@ -198,12 +199,17 @@ class Controller:
                     return spread(REST)
         except ObstacleError as err:
             return self._meet(key, body, err.problem)
-        for group in self._shared.note(body, observed, decision):
-            self.queue.add(group)
+        finally:
+            self._look_at(self._shared.note(body, observed, decision))
         if owner_changed:
             self._wake_siblings(body)
         # What was in the way is gone: the status just written still names it.
         return 0.0 if self._obstacles.pop(key, None) is not None else spread(decision.look_again)
+
+    def _look_at(self, groups: set[Key]) -> None:
+        """Look at what resources share, once their other changes are told too."""
+        for group in groups:
+            self.queue.add(group, SETTLE)
 
     def _obstacle_of(self, key: Key, body: Body) -> Problem | None:
         """What is in the way of this very spec: what was in the way of the one before says nothing of it."""
@@ -222,8 +228,7 @@ class Controller:
 
     async def _say_invalid(self, body: Body, message: str) -> None:
         """Say that the spec cannot be read, or asks for what is not allowed, and leave its own pods as they are."""
-        for group in self._shared.note(body):
-            self.queue.add(group)
+        self._look_at(self._shared.note(body))
         previous, generation = read_status(body), body["metadata"].get("generation", 0)
         answers = {
             ConditionType.READY: Answer(False, Reason.INVALID_SPEC, message),

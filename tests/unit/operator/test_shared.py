@@ -1,0 +1,133 @@
+"""Pods that resources share: what is rendered for a group, and when its pods are replaced."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from outbox_core.config import ProcessorConfig, Resolution, ResolutionAction
+from outbox_operator.api.naming import config_name, shared_label, shared_name, workload_name
+from outbox_operator.reconcile.shared import SharedPods
+from outbox_operator.rendering.manifests import build_owned
+from outbox_operator.rendering.shared import Member, build_shared, hash_member, read_parts
+from outbox_operator.settings import Images
+from outbox_operator.watch.store import group_of, key_of
+from tests.unit.operator.building import build_processor
+from tests.unit.operator.owned import RESOURCE, store_of
+
+if TYPE_CHECKING:
+    from outbox_operator.api.resources import Processor
+    from outbox_operator.watch.store import Body
+
+IMAGES = Images(worker="registry/worker:1")
+BROKER = {"rabbitmq": {"connection": {"secretRef": {"name": "broker"}}}}
+GROUP = ("shop", "shared.small")
+
+
+def sharing(name: str, **spec: Any) -> Processor:
+    processor = build_processor(name=name, worker={"shared": "small", **spec.pop("worker", {})}, **spec)
+    return processor.model_copy(update={"uid": f"uid-of-{name}"})
+
+
+def rendered(*members: Member) -> tuple[Body, Body]:
+    config_map, deployment = build_shared("shop", "small", members, IMAGES)
+    return config_map, deployment
+
+
+def parts(deployment: Body) -> dict[str, Any]:
+    return read_parts(deployment["spec"]["template"]["metadata"])
+
+
+def test_a_group_has_a_file_and_a_part_for_each_that_runs_and_is_owned_by_all():
+    bills, mails = sharing("bills"), sharing("mails", target=BROKER)
+    config_map, deployment = rendered(Member(bills, 1), Member(mails, 2), Member(sharing("idle"), 0))
+    assert sorted(config_map["data"]) == ["bills.json", "mails.json"]
+    assert ProcessorConfig.model_validate_json(config_map["data"]["bills.json"]).processor_id == "bills"
+    assert {name: part.uid for name, part in parts(deployment).items()} == {
+        "bills": "uid-of-bills", "mails": "uid-of-mails"
+    }  # fmt: skip
+    assert deployment["spec"]["replicas"] == 2
+    owners = deployment["metadata"]["ownerReferences"]
+    assert [each["name"] for each in owners] == ["bills", "mails", "idle"]
+    assert not any(each.get("controller") for each in owners), "only one could be"
+    volumes = deployment["spec"]["template"]["spec"]["volumes"]
+    secrets = [each["secret"] for each in volumes if each["name"].startswith("connection-")]
+    assert [each["secretName"] for each in secrets] == ["broker", "db"], "each once"
+    assert all(each["optional"] for each in secrets), "a missing one keeps none of the others from starting"
+
+
+def test_what_a_running_pod_need_not_be_restarted_for_is_in_no_hash():
+    bills = sharing("bills")
+    later = bills.model_copy(update={"generation": bills.generation + 1})
+    assert hash_member(later, IMAGES) == hash_member(bills, IMAGES)
+    assert hash_member(sharing("bills", delivery={"batchSize": 7}), IMAGES) != hash_member(bills, IMAGES)
+    assert hash_member(bills, replace(IMAGES, worker="registry/worker:2")) != hash_member(bills, IMAGES)
+    templates = [
+        rendered(each)[1]["spec"]["template"]
+        for each in (Member(bills, 1), Member(later, 1), Member(bills, 1, sweep_uids=("gone",)))
+    ]
+    assert templates[0] == templates[1] == templates[2]
+
+
+def test_a_decision_replaces_the_pod_and_is_in_its_file():
+    decided = Resolution(conflict_id=3, action=ResolutionAction.ACCEPT, pair="1:2")
+    before = rendered(Member(sharing("bills"), 1))
+    config_map, deployment = rendered(Member(sharing("bills"), 1, decided, decision="abc"))
+    assert parts(deployment)["bills"].decision == "abc"
+    assert deployment["spec"]["template"] != before[1]["spec"]["template"]
+    assert json.loads(config_map["data"]["bills.json"])["resolution"]["conflictId"] == 3
+
+
+def test_a_group_of_which_none_runs_has_no_pods():
+    _, deployment = rendered(Member(sharing("bills"), 0))
+    assert deployment["spec"]["replicas"] == 0
+    assert parts(deployment) == {}
+
+
+def test_a_resource_that_shares_owns_nothing_of_its_own():
+    assert build_owned(sharing("bills"), IMAGES, 1, None, ()) == []
+
+
+def test_no_object_of_a_group_has_the_name_or_label_of_a_resources_own():
+    for name in ("small", "small-shared", "shared-small"):
+        own = build_processor(name=name)
+        assert shared_name("small") not in (workload_name(own), config_name(name))
+        assert shared_label("small") != name
+    assert len(shared_name("s" * 40)) <= 63
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"bills": 1}', '{"bills": ["a", "b", "c", "d"]}'])
+def test_an_annotation_that_another_client_changed_names_no_resource(text: str):
+    assert read_parts({"annotations": {"outbox-operator.dev/members": text}}) == {}
+
+
+def body(name: str, shared: str | None) -> Body:
+    worker = {} if shared is None else {"worker": {"shared": shared}}
+    meta = RESOURCE["metadata"] | {"name": name, "uid": f"uid-of-{name}"}
+    return {**RESOURCE, "metadata": meta, "spec": RESOURCE["spec"] | worker}
+
+
+def test_the_store_knows_who_shares_pods_also_after_a_change():
+    store = store_of(body("bills", "small"), body("mails", "small"), body("own", None))
+    assert store.in_group(GROUP) == [("shop", "bills"), ("shop", "mails")]
+    moved = body("mails", "other")
+    moved["metadata"]["resourceVersion"] = "8"
+    store.put(moved)
+    assert store.in_group(GROUP) == [("shop", "bills")]
+    assert store.in_group(("shop", "shared.other")) == [("shop", "mails")]
+    store.remove(moved)
+    assert store.in_group(("shop", "shared.other")) == []
+
+
+def test_a_group_is_looked_at_again_only_when_a_resource_wants_something_else():
+    pods = SharedPods(cast("Any", None), store_of(), IMAGES, cast("Any", None))
+    bills = body("bills", "small")
+    assert group_of(bills) == GROUP
+    assert pods.note(bills) == {GROUP}
+    assert pods.note(bills) == set()
+    assert pods.note(body("bills", "other")) == {GROUP, ("shop", "shared.other")}
+    assert pods.note(body("bills", None)) == {("shop", "shared.other")}
+    assert pods.forget(key_of(bills)) == set()
