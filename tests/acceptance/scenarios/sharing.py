@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.acceptance.scenarios import Scenarios
+from tests.support.kubernetes.asking import ask_pod
 from tests.support.kubernetes.cluster import wait
 from tests.support.kubernetes.room import BY_PAIRS
 
@@ -56,6 +57,15 @@ def settled(room: Room) -> str:
     return name
 
 
+def sessions(room: Room) -> int:
+    """Connections of the shared pods."""
+    counted: int = room.shop.query(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND starts_with(application_name, 'outbox small-shared')"
+    )[0][0]
+    return counted
+
+
 @scenarios.add
 def several_resources_share_a_pod_and_come_and_go(rooms: Rooms) -> None:
     with rooms.room() as room:
@@ -69,11 +79,7 @@ def several_resources_share_a_pod_and_come_and_go(rooms: Rooms) -> None:
         room.shop.produce(5)
         for name in NAMES:
             until_count(room, name, 5)
-        sessions = room.shop.query(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-            "AND starts_with(application_name, 'outbox small-shared')"
-        )
-        assert sessions[0][0] <= 4
+        assert sessions(room) <= 4
         mails.spec(suspend=True)
         mails.until_ready("Suspended")
         room.shop.produce(2)
@@ -146,3 +152,32 @@ def a_conflict_of_one_resource_waits_for_a_person_and_the_pods_others_go_on(room
         room.shop.produce(2)
         until_count(room, "bills", 8)
         until_count(room, "mails", 8)
+
+
+@scenarios.add_at_night
+def two_hundred_resources_fit_into_one_pod(rooms: Rooms) -> None:
+    with rooms.room() as room:
+        room.shop.query("CREATE TABLE counted (name text, position bigint)")
+        made = []
+        for number in range(200):
+            statement = f"INSERT INTO public.counted SELECT 'p{number}', position FROM batch"
+            worker: dict[str, Any] = {"target": {"sql": {"statement": statement}}, "worker": SHARED}
+            made.append(room.processor(f"p{number}", **worker))
+        for resource in made:
+            resource.until_ready(within=240)
+        settled(room)
+        room.shop.produce(3)
+        wait(
+            "all handled all",
+            lambda: room.shop.query("SELECT count(DISTINCT (name, position)), count(*) FROM counted") == [(600, 600)],
+            within=90,
+            explain=lambda: room.cluster.explain(room.namespace),
+        )
+        (pod,) = pods(room)
+        status, text = ask_pod(rooms.cluster, pod, "/metrics")
+        assert status == 200, text
+        memory = next(line for line in text.splitlines() if line.startswith("process_resident_memory_bytes "))
+        assert float(memory.split()[1]) / len(made) < 8 * 2**20
+        assert sessions(room) <= len(made) / 10
+        for resource in made:
+            resource.delete()

@@ -59,6 +59,11 @@ def sessions(outbox):
     ).fetchone()[0]
 
 
+def resident_bytes(worker):
+    lines = worker.get("/metrics")[1].splitlines()
+    return float(next(line for line in lines if line.startswith("process_resident_memory_bytes ")).split()[1])
+
+
 @pytest.mark.parametrize("cursor", ["TransactionOrder", "Snapshot"])
 def test_each_handles_all_messages_over_three_connections(outbox, workers, tables, cursor):
     names = [f"p{number}" for number in range(MANY)]
@@ -74,6 +79,7 @@ def test_each_handles_all_messages_over_three_connections(outbox, workers, table
     last = outbox.last()
     wait_until(lambda: all(outbox.has_examined(last, name) for name in names), "all checkpoints are stored")
     assert sessions(outbox) <= 4, "the loop's, the heartbeat's, one that waits for messages, one that reads ahead"
+    assert resident_bytes(worker) / MANY < 8 * 2**20
 
 
 def test_messages_are_noticed_at_once_while_others_of_the_process_store(outbox, workers, tables):
