@@ -33,7 +33,7 @@ def sharing(name: str, **spec: Any) -> Processor:
 
 
 def rendered(*members: Member) -> tuple[Body, Body]:
-    config_map, deployment = build_shared("shop", "small", members, IMAGES)
+    config_map, *_, deployment = build_shared("shop", "small", members, IMAGES)
     return config_map, deployment
 
 
@@ -85,6 +85,13 @@ def test_a_group_of_which_none_runs_has_no_pods():
     _, deployment = rendered(Member(sharing("bills"), 0))
     assert deployment["spec"]["replicas"] == 0
     assert parts(deployment) == {}
+
+
+def test_several_replicas_have_a_budget_and_no_resource_has_nothing():
+    bills = sharing("bills")
+    kinds = [[each["kind"] for each in build_shared("shop", "small", [Member(bills, n)], IMAGES)] for n in (1, 2)]
+    assert kinds == [["ConfigMap", "Deployment"], ["ConfigMap", "PodDisruptionBudget", "Deployment"]]
+    assert build_shared("shop", "small", [], IMAGES) == []
 
 
 def test_a_resource_that_shares_owns_nothing_of_its_own():

@@ -6,14 +6,14 @@ was just started leaves the pods as they are until it has decided about each res
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from outbox_operator.api.naming import INTENT_ANNOTATION, SHARED_PREFIX, label_decision, shared_name
-from outbox_operator.cluster.kube import KubeError, Where, where
+from outbox_operator.api.naming import INTENT_ANNOTATION, SHARED_PREFIX, label_decision
+from outbox_operator.cluster.kube import KubeError, where
 from outbox_operator.reconcile.apply import ObstacleError, build_refusal
 from outbox_operator.rendering.manifests import hash_of
 from outbox_operator.rendering.shared import Member, build_shared, build_shared_key
-from outbox_operator.watch.store import group_of, key_of
+from outbox_operator.watch.store import OWNED_KINDS, group_of, key_of
 
 if TYPE_CHECKING:
     from outbox_operator.api.observed import Observed, Problem
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from outbox_operator.settings import Images
     from outbox_operator.watch.store import Body, Store
     from outbox_operator.watch.workqueue import Key
-
-_KINDS: Final = ("ConfigMap", "Deployment")
 
 
 class SharedPods:
@@ -38,7 +36,7 @@ class SharedPods:
         self._applier = applier
         self._wanted: dict[Key, tuple[Key, Member | None]] = {}
         """By resource: its group, and what it wants there; None: nothing that can be run."""
-        self._left: dict[Key, str] = {}
+        self._left: dict[Key, str | None] = {}
         """By group: hash of its objects as they were left."""
         self._problems: dict[Key, Problem] = {}
 
@@ -89,32 +87,25 @@ class SharedPods:
         return self._problems.get(group) != before
 
     async def _reconcile(self, group: Key) -> None:
-        keys = self._store.in_group(group)
-        if not keys:
-            await self._remove(group)
-            return
-        wanted = [self._wanted.get(key) for key in keys]
+        wanted = [self._wanted.get(key) for key in self._store.in_group(group)]
         if any(each is None or each[0] != group for each in wanted):
             return  # that resource's turn is to come, and calls for this group
         members = [each[1] for each in wanted if each is not None and each[1] is not None]
         namespace, name = group[0], group[1].removeprefix(SHARED_PREFIX)
         manifests = build_shared(namespace, name, members, self._images)
-        live = [self._store.get(place.kind, place.namespace, place.name) for place in map(where, manifests)]
-        if members and _hash_of(manifests, live) != self._left.get(group):
+        places = [where(manifest) for manifest in manifests]
+        for child in self._store.children(group, *OWNED_KINDS):
+            if where(child) not in places:
+                await self._kube.delete(where(child))
+        live = [self._store.get(place.kind, place.namespace, place.name) for place in places]
+        found = _hash_of(manifests, live)
+        if found is None or found != self._left.get(group):
             live = [await self._applier.apply_shared(manifest) for manifest in manifests]
             self._left[group] = _hash_of(manifests, live)
-        deployment = live[-1]
+        deployment = live[-1] if live else None
         if deployment is not None and not _is_ready(deployment):
             key = build_shared_key(namespace, name, deployment["metadata"]["uid"], self._images.keys)
             await self._kube.create(key)
-
-    async def _remove(self, group: Key) -> None:
-        """Delete what the last resource left that has pods of its own now; of one that is deleted it goes by itself."""
-        self._left.pop(group, None)
-        name = shared_name(group[1].removeprefix(SHARED_PREFIX))
-        for kind in _KINDS:
-            if self._store.get(kind, group[0], name) is not None:
-                await self._kube.delete(Where(kind, group[0], name))
 
 
 def _is_ready(deployment: Body) -> bool:
@@ -124,13 +115,13 @@ def _is_ready(deployment: Body) -> bool:
     return ready >= wanted
 
 
-def _hash_of(manifests: list[Body], live: list[Body | None]) -> str:
-    """Hash what shall be and what is; empty where something is missing."""
+def _hash_of(manifests: list[Body], live: list[Body | None]) -> str | None:
+    """Hash what shall be and what is; None where something is missing."""
     marks = []
     for manifest, body in zip(manifests, live, strict=True):
         if body is None:
-            return ""
+            return None
         meta = body["metadata"]
-        version = meta.get("generation") if body["kind"] == "Deployment" else meta["resourceVersion"]
+        version = meta["resourceVersion"] if body["kind"] == "ConfigMap" else meta.get("generation")
         marks.append([manifest["metadata"]["annotations"][INTENT_ANNOTATION], meta["uid"], str(version)])
     return hash_of(marks)

@@ -161,17 +161,20 @@ def build_workload(
     }
 
 
-def build_budget(processor: Processor) -> dict[str, Any]:
-    """Build what lets a drain take one replica at a time; a single one is never held up by it."""
+def build_budget(metadata: dict[str, Any], name: str) -> dict[str, Any]:
+    """Build what lets a drain take one replica at a time; a single one is never held up by it.
+
+    `name` is the value of the pods' label.
+    """
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": build_meta(processor, workload_name(processor)),
+        "metadata": metadata,
         "spec": {
             "maxUnavailable": 1,
             # A pod that is not ready protects nothing.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": selector_of(processor.name, Role.WORKER)},
+            "selector": {"matchLabels": selector_of(name, Role.WORKER)},
         },
     }
 
@@ -207,7 +210,7 @@ def build_owned(
     if processor.spec.spark is not None:
         owned += build_rights(processor, images)
     if images.budgets and processor.spec.engine is Engine.WORKER and processor.spec.worker.replicas > 1:
-        owned.append(build_budget(processor))
+        owned.append(build_budget(build_meta(processor, workload_name(processor)), processor.name))
     decision = label_decision(resolution) or last_decision
     owned.append(build_workload(processor, images, replicas, decision, rollout))
     return [stamped(manifest) for manifest in owned]

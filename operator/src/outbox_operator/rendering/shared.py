@@ -22,7 +22,7 @@ from outbox_operator.api.naming import (
 )
 from outbox_operator.api.observed import Role
 from outbox_operator.api.resources import API_VERSION, KIND
-from outbox_operator.rendering.manifests import build_config, format_config, hash_of, stamped
+from outbox_operator.rendering.manifests import build_budget, build_config, format_config, hash_of, stamped
 from outbox_operator.rendering.pods import build_shared_pod, secrets_of
 
 if TYPE_CHECKING:
@@ -85,10 +85,13 @@ def read_parts(metadata: Mapping[str, Any]) -> dict[str, Part]:
 
 
 def build_shared(namespace: str, group: str, members: Sequence[Member], images: Images) -> list[dict[str, Any]]:
-    """Build ConfigMap and Deployment of a group, of at least one resource, in the order in which they are made.
+    """Build what a group has, in the order in which it is made, the Deployment last; nothing for no resource.
 
-    They go when the last of the resources goes.
+    It goes when the last of the resources goes.
     """
+    if not members:
+        return []
+    metadata = _build_meta(namespace, group, members)
     running = [each for each in members if each.replicas]
     secrets = sorted({secret for each in running for secret in secrets_of(each.processor).values()})
     template = build_shared_pod(namespace, group, secrets, images)
@@ -99,25 +102,22 @@ def build_shared(namespace: str, group: str, members: Sequence[Member], images: 
         )
         for each in running
     }
-    config_map = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": _build_meta(namespace, group, members),
-        "data": files,
-    }
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": files}
+    replicas = max((each.replicas for each in running), default=0)
+    budgets = [build_budget(metadata, shared_label(group))] if images.budgets and replicas > 1 else []
     deployment = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": _build_meta(namespace, group, members),
+        "metadata": metadata,
         "spec": {
-            "replicas": max((each.replicas for each in running), default=0),
+            "replicas": replicas,
             "revisionHistoryLimit": 2,
             "selector": {"matchLabels": selector_of(shared_label(group), Role.WORKER)},
             "template": template,
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
         },
     }
-    return [stamped(config_map), stamped(deployment)]
+    return [stamped(each) for each in (config_map, *budgets, deployment)]
 
 
 def build_shared_key(namespace: str, group: str, deployment_uid: str, keys: Keys) -> dict[str, Any]:
