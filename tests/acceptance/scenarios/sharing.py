@@ -181,3 +181,9 @@ def two_hundred_resources_fit_into_one_pod(rooms: Rooms) -> None:
         assert sessions(room) <= len(made) / 10
         for resource in made:
             resource.delete()
+        wait(
+            "all claims are released, by a job each",
+            lambda: room.shop.query("SELECT count(*) FROM outbox.processor_claims") == [(0,)],
+            within=300,
+            explain=lambda: room.cluster.explain(room.namespace),
+        )
