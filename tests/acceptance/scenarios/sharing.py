@@ -184,6 +184,6 @@ def two_hundred_resources_fit_into_one_pod(rooms: Rooms) -> None:
         wait(
             "all claims are released, by a job each",
             lambda: room.shop.query("SELECT count(*) FROM outbox.processor_claims") == [(0,)],
-            within=300,
+            within=450,
             explain=lambda: room.cluster.explain(room.namespace),
         )
