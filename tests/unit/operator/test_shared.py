@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from outbox_core.config import ProcessorConfig, Resolution, ResolutionAction
-from outbox_operator.api.naming import config_name, shared_label, shared_name, workload_name
+from outbox_operator.api.naming import config_name, labels_of, shared_label, shared_name, workload_name
+from outbox_operator.api.observed import Role
 from outbox_operator.reconcile.shared import SharedPods
 from outbox_operator.rendering.manifests import build_owned
 from outbox_operator.rendering.shared import Member, build_shared, hash_member, read_parts
 from outbox_operator.settings import Images
+from outbox_operator.watch.owner_references import is_own
 from outbox_operator.watch.store import group_of, key_of
 from tests.unit.operator.building import build_processor
-from tests.unit.operator.owned import RESOURCE, store_of
+from tests.unit.operator.owned import RESOURCE, build_object, build_pod, store_of
 
 if TYPE_CHECKING:
     from outbox_operator.api.resources import Processor
@@ -127,6 +129,15 @@ def test_the_store_knows_who_shares_pods_also_after_a_change():
     assert store.in_group(("shop", "shared.other")) == [("shop", "mails")]
     store.remove(moved)
     assert store.in_group(("shop", "shared.other")) == []
+
+
+@pytest.mark.parametrize(("name", "own"), [("small-shared", True), ("mine", False)])
+def test_a_shared_pod_is_of_the_one_deployment_of_its_group(name: str, own: bool):
+    labels = {"labels": labels_of("shared.small", Role.WORKER)}
+    deployment = build_object("Deployment", name, None, **labels)
+    replica_set = build_object("ReplicaSet", f"{name}-1", deployment, **labels)
+    pod = build_pod("a", replica_set, **labels)
+    assert is_own(pod, store_of(deployment, replica_set, pod)) == own
 
 
 def test_a_group_is_looked_at_again_only_when_a_resource_wants_something_else():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from outbox_operator.api.naming import SHARED_PREFIX, shared_name
 from outbox_operator.api.resources import KIND
 from outbox_operator.watch.store import is_shared, key_of
 
@@ -36,9 +37,12 @@ def is_own(body: Body, store: Store) -> bool:
     owners = owners_of(body, store)
     if not owners or key_of(owners[-1]) != key_of(body):
         return False
+    top: str = owners[-1]["kind"]
+    if not is_shared(body):
+        return top == KIND
     # What is shared ends at the Deployment, which several resources own.
-    kind: str = owners[-1]["kind"]
-    return kind == ("Deployment" if is_shared(body) else KIND)
+    group = key_of(body)[1].removeprefix(SHARED_PREFIX)
+    return (top, owners[-1]["metadata"]["name"]) == ("Deployment", shared_name(group))
 
 
 def may_be_of(body: Body, uid: str, store: Store) -> bool:
