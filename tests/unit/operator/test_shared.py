@@ -133,7 +133,7 @@ def test_the_store_knows_who_shares_pods_also_after_a_change():
 
 @pytest.mark.parametrize(("name", "own"), [("small-shared", True), ("mine", False)])
 def test_a_shared_pod_is_of_the_one_deployment_of_its_group(name: str, own: bool):
-    labels = {"labels": labels_of("shared.small", Role.WORKER)}
+    labels: dict[str, Any] = {"labels": labels_of("shared.small", Role.WORKER)}
     deployment = build_object("Deployment", name, None, **labels)
     replica_set = build_object("ReplicaSet", f"{name}-1", deployment, **labels)
     pod = build_pod("a", replica_set, **labels)
