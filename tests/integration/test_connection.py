@@ -31,17 +31,18 @@ def keys(place, **changes):
 
 
 def test_by_single_keys(database, tmp_path):
-    with write(tmp_path, **keys(database)).connect("a name", autocommit=True) as connection:
+    with write(tmp_path, **keys(database)).connect("a name") as connection:
         row = connection.execute("SELECT current_user, current_setting('application_name'), current_database()")
 
         assert row.fetchone() == ("locked", "a name", database.name)
         assert connection.prepare_threshold is None
+        assert connection.autocommit
 
 
 def test_by_uri(database, tmp_path):
     uri = f"postgresql://locked:open%20sesame@127.0.0.1:{database.server.port}/{database.name}\n"
 
-    with write(tmp_path, uri=uri, sslmode="prefer").connect("x", autocommit=False) as connection:
+    with write(tmp_path, uri=uri, sslmode="prefer").connect("x") as connection:
         assert connection.execute("SELECT current_user").fetchone() == ("locked",)
 
 
@@ -50,7 +51,7 @@ def test_a_uri_may_carry_parameters_of_its_own(database, tmp_path):
     uri += f"{'&' if '?' in uri else '?'}application_name=theirs&connect_timeout=3&options=-c%20work_mem%3D5MB"
     shown = "SELECT current_setting('application_name'), current_setting('work_mem')"
 
-    with write(tmp_path, uri=uri).connect("ours", autocommit=True) as connection:
+    with write(tmp_path, uri=uri).connect("ours") as connection:
         assert connection.execute(shown).fetchone() == ("ours", "5MB")
     with connect_uri(tmp_path / "uri", "the cli") as connection:
         assert connection.execute(shown).fetchone() == ("the cli", "5MB")
@@ -59,12 +60,12 @@ def test_a_uri_may_carry_parameters_of_its_own(database, tmp_path):
 def test_a_rotated_password_is_used_at_the_next_connect(database, tmp_path):
     files = write(tmp_path, **keys(database, password="old"))
     with pytest.raises(TransientError) as caught:
-        files.connect("x", autocommit=True)
+        files.connect("x")
     assert caught.value.reason is Reason.AUTHENTICATION_FAILED
 
     (tmp_path / "password").write_text(SECRET)
 
-    with files.connect("x", autocommit=True) as connection:
+    with files.connect("x") as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
@@ -83,7 +84,7 @@ def test_a_rotated_password_is_used_at_the_next_connect(database, tmp_path):
 )
 def test_what_may_mend_is_transient(database, tmp_path, changes, reason):
     with pytest.raises(TransientError) as caught:
-        write(tmp_path, **keys(database, **changes)).connect("x", autocommit=True)
+        write(tmp_path, **keys(database, **changes)).connect("x")
 
     assert caught.value.reason is reason
     assert SECRET not in str(caught.value)
@@ -103,7 +104,7 @@ def test_what_may_mend_is_transient(database, tmp_path, changes, reason):
 )
 def test_what_makes_no_sense_names_the_secret_and_says_none(tmp_path, files):
     with pytest.raises(ConfigurationError) as caught:
-        write(tmp_path, **files).connect("x", autocommit=True)
+        write(tmp_path, **files).connect("x")
 
     assert caught.value.reason is Reason.CONNECTION_SECRET_INVALID
     assert str(tmp_path) in str(caught.value)
@@ -113,7 +114,7 @@ def test_what_makes_no_sense_names_the_secret_and_says_none(tmp_path, files):
 @pytest.mark.parametrize("password", ["open@sesame", "open/sesame", "1/sesame", "op@en@sesame", "o?p@sesame"])
 def test_no_part_of_a_password_is_taken_for_the_host_and_named(tmp_path, password):
     files = write(tmp_path, uri=f"postgresql://u:{password}@127.0.0.1:1/db?connect_timeout=2")
-    for connect in (lambda: files.connect("x", autocommit=True), lambda: connect_uri(tmp_path / "uri", "x")):
+    for connect in (lambda: files.connect("x"), lambda: connect_uri(tmp_path / "uri", "x")):
         with pytest.raises(ConfigurationError, match="write %40 for @ and %2F for /") as caught:
             connect()
         assert caught.value.reason is Reason.CONNECTION_SECRET_INVALID
@@ -133,14 +134,14 @@ def test_a_file_that_is_not_text_is_a_sentence(tmp_path):
 
 def test_a_secret_that_is_not_mounted(tmp_path):
     with pytest.raises(ConfigurationError, match="there is no such folder"):
-        ConnectionFiles(tmp_path / "absent").connect("x", autocommit=True)
+        ConnectionFiles(tmp_path / "absent").connect("x")
 
 
 def test_a_server_that_does_not_answer_is_given_up(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as mute:
         files = write(tmp_path, uri=f"postgresql://u@127.0.0.1:{mute.getsockname()[1]}/db?connect_timeout=2")
         with pytest.raises(TransientError) as caught:
-            files.connect("x", autocommit=True)
+            files.connect("x")
 
     assert caught.value.reason is Reason.DATABASE_UNAVAILABLE
 

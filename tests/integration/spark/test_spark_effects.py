@@ -182,7 +182,8 @@ def test_the_grants_that_the_page_lists_are_enough(notebook, database, tmp_path)
     staged = StagingArea(secret, "outbox", "orders", 1).load(notebook.range(3))
     files = FileArea(secret, "outbox", "orders", 1)
     key = ProcessorKey("outbox", "orders")
-    with secret.connect("test", autocommit=False) as connection:
+    with secret.connect("test") as connection:
+        connection.autocommit = False
         assert len(connection.execute(staged.relation()).fetchall()) == 3
         now, untouched = fetch_history(connection, SOURCE, key, Checkpoint(1, 1))
         assert untouched

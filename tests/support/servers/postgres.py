@@ -308,7 +308,8 @@ class Database:
         self, user: str = "postgres", *, autocommit: bool = True, name: str = "test", port: int | None = None
     ) -> psycopg.Connection[Any]:
         """A connection as the product opens it, closed after the test. Unqualified names of ours fail on it."""
-        connection = self.files(user, port=port).connect(name, autocommit=autocommit)
+        connection = self.files(user, port=port).connect(name)
+        connection.autocommit = autocommit
         self._open.append(connection)
         return connection
 

@@ -118,7 +118,7 @@ def connect(options: argparse.Namespace, environment: Mapping[str, str]) -> Conn
     """
     directory = target_directory(options)
     if directory is not None:
-        return ConnectionFiles(directory).connect(APPLICATION_NAME, autocommit=True)
+        return ConnectionFiles(directory).connect(APPLICATION_NAME)
     return connect_source(options, environment)
 
 
@@ -132,7 +132,7 @@ def connect_source(options: argparse.Namespace, environment: Mapping[str, str]) 
     """
     directory = secret_directory(options)
     if directory is not None:
-        return ConnectionFiles(directory).connect(APPLICATION_NAME, autocommit=True)
+        return ConnectionFiles(directory).connect(APPLICATION_NAME)
     if options.dsn_file is not None:
         return connect_uri(options.dsn_file, APPLICATION_NAME)
     if has_environment(environment):

@@ -46,7 +46,7 @@ class Session:
 
     def _connect(self, name: str) -> Connection:
         try:
-            return self._files.connect(name, autocommit=True)
+            return self._files.connect(name)
         except OutboxError as err:
             if not self._place:
                 raise

@@ -66,10 +66,7 @@ def prune(connection: Connection, context: Context) -> Exit:
 
 
 def _open_remote(directories: Sequence[Path] | None, closing: ExitStack) -> list[Connection]:
-    return [
-        closing.enter_context(ConnectionFiles(directory).connect("outbox-cli", autocommit=True))
-        for directory in directories or ()
-    ]
+    return [closing.enter_context(ConnectionFiles(directory).connect("outbox-cli")) for directory in directories or ()]
 
 
 class _Job:

@@ -142,7 +142,7 @@ class FileArea:
         """
         find = sql.SQL("SELECT hidden_path, final_path, row_count FROM {} WHERE processor_id = %s ORDER BY id")
         forget = sql.SQL("DELETE FROM {} WHERE processor_id = %s AND final_path = ANY(%s)")
-        with self._files.connect(_APPLICATION_NAME, autocommit=True) as connection, translated():
+        with self._files.connect(_APPLICATION_NAME) as connection, translated():
             rows = connection.execute(find.format(self._manifest), (self._processor_id,)).fetchall()
             files = [PendingFile(Path(hidden), Path(final), int(count)) for hidden, final, count in rows]
             if files:

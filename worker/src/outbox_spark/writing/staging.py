@@ -129,7 +129,7 @@ class StagingArea:
         """
         registry = sql.Identifier(self._schema, "spark_staging")
         find = sql.SQL("SELECT table_name FROM {} WHERE processor_id = %s AND epoch <= %s ORDER BY 1").format(registry)
-        with self._files.connect(_APPLICATION_NAME, autocommit=True) as connection, translated():
+        with self._files.connect(_APPLICATION_NAME) as connection, translated():
             names = [str(row[0]) for row in connection.execute(find, (self._processor_id, self._epoch)).fetchall()]
         return sum(self._drop(name) for name in names)
 
@@ -174,7 +174,7 @@ class StagingArea:
 
     def _execute(self, *statements: sql.SQL | sql.Composed) -> None:
         """Run statements in one transaction of their own, sent at once: frozen, this process leaves none open."""
-        with self._files.connect(_APPLICATION_NAME, autocommit=True) as connection, translated():
+        with self._files.connect(_APPLICATION_NAME) as connection, translated():
             connection.execute(sql.SQL("; ").join(statements))
 
 
@@ -235,7 +235,7 @@ def copy_rows(files: ConnectionFiles, table: StagingTable, batches: Iterator[pa.
             for start in range(0, batch.num_rows, _CHUNK_ROWS):
                 chunk = batch.slice(start, _CHUNK_ROWS)
                 text = to_csv(chunk, attempt)
-                connection = connection or files.connect(_APPLICATION_NAME, autocommit=True)
+                connection = connection or files.connect(_APPLICATION_NAME)
                 with connection.cursor() as cursor, cursor.copy(statement) as copying:
                     copying.write(text)
                 loaded += chunk.num_rows

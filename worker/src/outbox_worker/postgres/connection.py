@@ -55,8 +55,8 @@ class ConnectionFiles:
 
     directory: Path
 
-    def connect(self, application_name: str, *, autocommit: bool) -> Connection:
-        """Open a connection that names itself to the server.
+    def connect(self, application_name: str) -> Connection:
+        """Open an autocommit connection that names itself to the server.
 
         Raises:
             ConfigurationError: `ConnectionSecretInvalid`: files are missing or make no sense.
@@ -64,7 +64,7 @@ class ConnectionFiles:
 
         """
         unreadable = self._invalid("libpq does not understand the connection's parameters")
-        return _open(self._parameters(), application_name, unreadable, autocommit=autocommit)
+        return _open(self._parameters(), application_name, unreadable)
 
     def _parameters(self) -> dict[str, Any]:
         uri = self._read("uri")
@@ -154,13 +154,11 @@ def connect_environment(application_name: str) -> Connection:
     return _open({}, application_name, unreadable)
 
 
-def _open(
-    parameters: Mapping[str, Any], application_name: str, unreadable: ConfigurationError, *, autocommit: bool = True
-) -> Connection:
+def _open(parameters: Mapping[str, Any], application_name: str, unreadable: ConfigurationError) -> Connection:
     # A URI may name an application too; ours says which processor and pod it is.
     named = {**_LIVENESS, **parameters, "application_name": application_name[:63]}
     try:
-        return psycopg.connect(**named, autocommit=autocommit, prepare_threshold=None)
+        return psycopg.connect(**named, autocommit=True, prepare_threshold=None)
     except psycopg.ProgrammingError:
         # libpq quotes the string it could not read, which may hold the password
         raise unreadable from None
