@@ -33,9 +33,18 @@ SELECT code, expected_transaction_id::text || ':' || expected_position,
        stored_transaction_id::text || ':' || stored_position
 FROM outbox.processor_conflicts WHERE processor_id = %s AND needs_person AND resolved_at IS NULL ORDER BY id LIMIT 1
 """
-_MISSING: Final = """
-SELECT m.transaction_id::text, m.position FROM outbox.messages m
-WHERE NOT EXISTS (SELECT FROM {} l WHERE l.message_id = m.message_id)
+_WAITS: Final = """
+SELECT EXISTS (
+    SELECT FROM outbox.messages m
+    WHERE NOT EXISTS (SELECT FROM {} l WHERE l.message_id = m.message_id) AND NOT EXISTS (
+        SELECT FROM ({}) AS d (from_id, from_position, to_id, to_position)
+        WHERE (d.to_id <> '0' OR d.to_position = 0)
+          AND (m.transaction_id, m.position) > (coalesce(d.from_id, '0')::xid8, coalesce(d.from_position, 0))
+          AND (m.transaction_id, m.position) <= (d.to_id::xid8, d.to_position)))
+"""
+"""Whether a message waits that no decision passed over (`Reasons.skips`).
+
+A checkpoint without pairs that was moved may have passed over anything, or nothing: each message is waited for.
 """
 
 
@@ -49,10 +58,9 @@ def is_all_handled(connection: Connection, workers: Sequence[Worker]) -> bool:
 
 
 def _waits_for_one(connection: Connection, processor: Processor) -> bool:
-    # A checkpoint without pairs that was moved may have passed over anything, or nothing: each message is waited for.
-    decided = Reasons(tuple(move for move in _moves(connection, processor) if move is not None))
-    missing = connection.execute(sql.SQL(_MISSING).format(_table(processor)))
-    return any(not decided.skips((int(transaction_id), position)) for transaction_id, position in missing)
+    query = sql.SQL(_WAITS).format(_table(processor), sql.SQL(_DECIDED))
+    row = connection.execute(query, {"processor_id": processor.processor_id}).fetchone()
+    return row is not None and bool(row[0])
 
 
 def count(connection: Connection, committed: Path, workers: Sequence[Worker]) -> list[Account]:
