@@ -5,6 +5,7 @@ Used by `outbox adopt`, and by `outbox try --on`, which writes nothing.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ SORTED_PER_SECOND: Final = 1_000_000
 NUMBERED_PER_SECOND: Final = 20_000
 _LONGEST_NAME: Final = 40
 """Of a resource's 52 characters; the rest is for `-trial`."""
+_PLAIN: Final = re.compile("[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_RESERVED_END: Final = re.compile("_(trial|[0-9a-f]{8})$")
 _ORDER: Final = (
     "position", "transactionId", "messageId", "messageType", "data", "publicationId", "partitionKey", "metadata",
     "scheduled", "deliverAfter",
@@ -107,11 +110,18 @@ def build_steps(
 def name_of(schema: str, table: str) -> str:
     """Name the processor of a table as a resource may be called: lower-case letters, digits, dashes, a letter first.
 
-    Tables of one name in two schemas need two names: with one, the second table's processor would begin where the
-    first one's had come to, and take its resource's place.
+    No two tables have one name: with it, the second table's processor would begin where the first one's had come to,
+    and take its resource's place. A hash tells apart what a resource's name cannot say, and what reads as another
+    table's trial or hash.
     """
-    name = re.sub("[^a-z0-9]+", "-", (table if schema == "public" else f"{schema}-{table}").lower()).strip("-")
-    return (name if name[:1].isalpha() else f"outbox-{name}")[:_LONGEST_NAME].rstrip("-")
+    parts = [table] if schema == "public" else [schema, table]
+    name = "--".join(part.replace("_", "-") for part in parts)
+    if len(name) <= _LONGEST_NAME and all(map(_PLAIN.fullmatch, parts)) and not _RESERVED_END.search(table):
+        return name
+    digest = hashlib.sha256(json.dumps([schema, table]).encode()).hexdigest()[:8]
+    readable = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
+    readable = readable if readable[:1].isalpha() else f"outbox-{readable}"
+    return f"{readable[: _LONGEST_NAME - 9].rstrip('-')}-{digest}"
 
 
 def trial_of(schema: str, table: str) -> str:

@@ -126,7 +126,7 @@ def test_the_manifest_is_one_that_the_api_server_takes(columns):
     found = recognise(columns)
     assert found is not None
     body = yaml.safe_load(build_manifest(schema="public", table="OutboxMessage", columns=found.columns))
-    assert body["metadata"] == {"name": "outboxmessage-trial"}
+    assert body["metadata"] == {"name": trial_of("public", "OutboxMessage")}
     processor = parse_processor(
         {"metadata": {**body["metadata"], "namespace": "d", "uid": "u"}, "spec": body["spec"]}, "c"
     )
@@ -143,12 +143,14 @@ def test_our_own_table_needs_no_mapping():
 @pytest.mark.parametrize(
     ("table", "name"),
     [
-        ("outbox_messages", "outbox-messages"), ("Outbox Messages$", "outbox-messages"), ("2fa", "outbox-2fa"),
-        ("é", "outbox"), ("_", "outbox"), ("x" * 63, "x" * 40), ("a" * 39 + "_b", "a" * 39),
+        ("outbox_messages", "outbox-messages"), ("x" * 40, "x" * 40), ("Outbox Messages$", "outbox-messages-#"),
+        ("2fa", "outbox-2fa-#"), ("é", "outbox-#"), ("_", "outbox-#"), ("x" * 63, "x" * 31 + "-#"),
+        ("a" * 30 + "_" + "b" * 30, "a" * 30 + "-#"), ("orders_trial", "orders-trial-#"),
+        ("orders_0123abcd", "orders-0123abcd-#"),
     ],
 )  # fmt: skip
 def test_its_processor_is_called_as_a_resource_may_be(table, name):
-    assert name_of("public", table) == name
+    assert re.fullmatch(name.replace("#", "[0-9a-f]{8}"), name_of("public", table))
     assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", trial_of("public", table))
     assert len(trial_of("public", table)) <= 52
 
@@ -159,8 +161,25 @@ def test_tables_of_one_name_in_two_schemas_have_processors_of_two_names():
         yaml.safe_load(build_manifest(schema=schema, table="outbox", columns={}))["metadata"]["name"]
         for schema in ("orders", "billing", "public")
     }
-    assert names == {"orders-outbox-trial", "billing-outbox-trial", "outbox-trial"}
-    assert any("name: orders-outbox and" in step for step in describe_change_over("orders", "outbox"))
+    assert names == {"orders--outbox-trial", "billing--outbox-trial", "outbox-trial"}
+    assert any("name: orders--outbox and" in step for step in describe_change_over("orders", "outbox"))
+
+
+ALIKE = [
+    ("public", "orders_outbox"), ("public", "orders-outbox"), ("public", "orders__outbox"), ("public", "Orders_outbox"),
+    ("public", "_orders_outbox"), ("public", "orders.outbox"), ("public", "orders_outbox_trial"), ("orders", "outbox"),
+    ("Orders", "outbox"), ("orders", "Outbox"), ("public", "orders--outbox"), ("orders_", "outbox"),
+    ("orders", "_outbox"), ("public", "2"), ("public", "outbox_2"), ("public", "é"), ("public", "outbox"),
+    *(("public", f"{'orders_' * 7}{region}") for region in ("east", "west")),
+]  # fmt: skip
+
+
+def test_no_two_tables_are_told_one_name():
+    """Nor is one's trial called as the other's processor."""
+    told = [name(*each) for each in ALIKE for name in (name_of, trial_of)]
+    assert len(set(told)) == len(told)
+    named = [("public", each.replace("-", "_")) for each in told]
+    assert not {name_of(*each) for each in named if each not in ALIKE} & set(told)
 
 
 def test_names_are_quoted_where_sql_needs_it():
