@@ -113,11 +113,6 @@ class Adoption:
         """`"schema"."table"`."""
         return sql.Identifier(self.schema, self.table)
 
-    @property
-    def sequence(self) -> sql.Identifier:
-        """The sequence of the positions, owned by the column."""
-        return sql.Identifier(self.schema, f"{self.table[:40]}_{self.position[:14]}_seq")
-
 
 @dataclass(frozen=True, slots=True)
 class _Found:
@@ -152,7 +147,7 @@ def adopt(
     if dry_run:
         return
     if missing:
-        _with_retry(connection, lambda: _add_columns(connection, adoption, missing), "to add columns")
+        _with_retry(connection, lambda: _add_columns(connection, adoption, found.oid, missing), "to add columns")
         announce(f"added {' and '.join(missing)}: a change of the catalog, no row was rewritten")
     if adoption.ordered_by is not None:
         count = _backfill(connection, adoption, lambda done: watch(done, found.rows))
@@ -255,13 +250,14 @@ def list_indexes(connection: psycopg.Connection[Any], oid: int) -> list[list[str
     return [columns for _, valid, columns in connection.execute(_LIST_INDEXES, (oid,)).fetchall() if valid]
 
 
-def _add_columns(connection: psycopg.Connection[Any], adoption: Adoption, missing: list[str]) -> None:
+def _add_columns(connection: psycopg.Connection[Any], adoption: Adoption, oid: int, missing: list[str]) -> None:
     """One short transaction. ADD COLUMN with the default at once would rewrite the table: the default is volatile."""
     names = {
         "table": adoption.identifier,
         "transaction_id": sql.Identifier(adoption.transaction_id),
         "position": sql.Identifier(adoption.position),
-        "sequence": adoption.sequence,
+        # Not after the table's name, which may be too long for it, or have been another table's.
+        "sequence": sql.Identifier(adoption.schema, f"outbox_{oid}_position_seq"),
     }
     connection.execute(sql.SQL("LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE").format(**names))
     if adoption.transaction_id in missing:
@@ -276,7 +272,7 @@ def _add_columns(connection: psycopg.Connection[Any], adoption: Adoption, missin
         )
         connection.execute(
             sql.SQL("ALTER TABLE {table} ALTER {position} SET DEFAULT nextval({literal})").format(
-                literal=sql.Literal(adoption.sequence.as_string(connection)), **names
+                literal=sql.Literal(names["sequence"].as_string(connection)), **names
             )
         )
         # Producers insert with their own rights, and the default runs with theirs.

@@ -174,6 +174,22 @@ def test_run_again_it_changes_nothing(database):
     assert "backfilled 0 old rows in the order of occurred_on_utc" in said
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("t", "t"), ("orders_" * 7 + "east", "orders_" * 7 + "west")],
+    ids=["its name was another's", "names that begin alike"],
+)
+def test_each_table_has_a_sequence_of_its_own(database, first, second):
+    connection = database.direct()
+    for number, table in enumerate((first, second)):
+        named = sql.Identifier("public", table)
+        connection.execute(sql.SQL("CREATE TABLE {} (id int)").format(named))
+        adopt.adopt(connection, Adoption("public", table))
+        connection.execute(sql.SQL("INSERT INTO {} VALUES (1)").format(named))
+        assert connection.execute(sql.SQL("SELECT position FROM {}").format(named)).fetchall() == [(1,)]
+        connection.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(named, sql.Identifier(f"old_{number}")))
+
+
 def test_an_interrupted_run_is_taken_up(database):
     direct = database.direct()
     direct.execute(SCALED)
