@@ -4,13 +4,19 @@
 
 {{/*
 Name of every namespaced object: a DNS label that begins with a letter, as a Service's must; a release's name may have
-dots and begin with a digit. Cut so that a pod's name and a Lease's still fit.
+dots and begin with a digit. Short enough that a pod's name and a Lease's still fit. A name that is changed for this
+ends with a hash, so that two releases of one namespace have no object in common.
 */}}
 {{- define "outbox-operator.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride }}
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) }}
-{{- $label := default $full .Values.fullnameOverride | replace "." "-" }}
-{{- regexReplaceAll "^[0-9]" $label "r${0}" | trunc 47 | trimSuffix "-" }}
+{{- $full = default $full .Values.fullnameOverride }}
+{{- $label := regexReplaceAll "^[0-9]" (replace "." "-" $full) "r${0}" }}
+{{- if and (eq $label $full) (le (len $label) 47) }}
+{{- $label | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" ($label | trunc 38 | trimSuffix "-") ($full | sha256sum | trunc 8) }}
+{{- end }}
 {{- end }}
 
 {{/* Name of a cluster-scoped object. The colon keeps release and namespace apart, so that two releases never share one. */}}
