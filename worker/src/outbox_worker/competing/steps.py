@@ -66,6 +66,7 @@ class CompetingSteps:
         self._arrived = False
         self._random = random.SystemRandom()
         self._next_look = dict.fromkeys(Turn, 0.0)
+        self._sought = 0.0
 
     @property
     def actions(self) -> dict[Step, Callable[[ProcessorState], Outcome]]:
@@ -114,13 +115,14 @@ class CompetingSteps:
         return outcomes.HandedBack()
 
     def _take(self, state: ProcessorState) -> Outcome:
-        throttle, claimed, promoted = self._context.throttle, state.claimed, 0
+        throttle, claimed, promoted, self._sought = self._context.throttle, state.claimed, 0, 0.0
         most = throttle.limit(self._size)
         if claimed is None:
             turn = decide_turn(state.turns, throttle.breaker.phase)
             found, promoted = self._find(turn, most, settled=state.is_settled)
             if isinstance(found, NothingTaken):
-                return self._say_when(found, promoted) if state.is_settled else replace(found, promoted=promoted)
+                found = replace(found, promoted=promoted, sought=self._sought)
+                return self._say_when(found) if state.is_settled else found
             claimed = found
         if claimed.again:
             most = throttle.limit(self._size, retried=True)
@@ -130,15 +132,15 @@ class CompetingSteps:
             most = min(most, most_at_once(block))
         chunk = self._read(claimed, most)
         if chunk.matched_count:
-            return Taken(chunk, promoted)
+            return Taken(chunk, promoted, self._sought)
         # The rows were deleted meanwhile, or a filter was changed: nothing is left to do.
         done = self._taker.complete(self._target.connection(), claimed, chunk.examined, 0)
-        return NothingTaken(moved=True, promoted=promoted) if done else Lost()
+        return NothingTaken(moved=True, promoted=promoted, sought=self._sought) if done else Lost()
 
-    def _say_when(self, found: NothingTaken, promoted: int) -> NothingTaken:
+    def _say_when(self, found: NothingTaken) -> NothingTaken:
         """Add when a look is worth while again, where this one saw all there is."""
-        if promoted or found.contended or found.moved:
-            return replace(found, promoted=promoted)
+        if found.promoted or found.contended or found.moved:
+            return found
         return replace(found, next_due=self._taker.find_next_due(self._target.connection()))
 
     def _find(self, turn: Turn, most: int, *, settled: bool) -> tuple[ClaimedBatch | NothingTaken, int]:
@@ -172,7 +174,7 @@ class CompetingSteps:
 
     def _find_again(self) -> tuple[ClaimedBatch | None, int]:
         """Take messages that failed before; those of a queue come with its others from now on."""
-        if time.monotonic() < self._next_look[Turn.AGAIN]:
+        if (began := time.monotonic()) < self._next_look[Turn.AGAIN]:
             return None, 0
         connection = self._target.connection()
         most = self._context.throttle.limit(self._size, retried=True)
@@ -180,8 +182,10 @@ class CompetingSteps:
             claimed, promoted = None, self._taker.promote_failed(connection, min(most, PROMOTED_AGAIN))
         else:
             claimed, promoted = self._taker.take_left(connection, Turn.AGAIN, most), 0
+        ended = time.monotonic()
+        self._sought += ended - began
         if claimed is None and not promoted:
-            self._next_look[Turn.AGAIN] = time.monotonic() + LOOK_SECONDS
+            self._next_look[Turn.AGAIN] = ended + LOOK_SECONDS
         return claimed, promoted
 
     def _block_of(self, claimed: ClaimedBatch, state: ProcessorState) -> int | None:
