@@ -94,10 +94,11 @@ def decide_retry(attempt: int, retry: Retry, chance: float, error: OutboxError) 
         jitter=retry.jitter,
         chance=chance,
     )
-    return max(delay, _asked_wait(error))
+    return max(delay, asked_wait(error))
 
 
-def _asked_wait(error: OutboxError | None) -> float:
+def asked_wait(error: OutboxError | None) -> float:
+    """Seconds to wait that who failed asked for, up to `LONGEST_ASKED`."""
     return 0.0 if error is None else min(error.retry_after or 0.0, LONGEST_ASKED)
 
 
@@ -113,7 +114,7 @@ def infrastructure_backoff(failures: int, retry: Retry, chance: float, error: Ou
         jitter=retry.jitter,
         chance=chance,
     )
-    return max(wait, _asked_wait(error))
+    return max(wait, asked_wait(error))
 
 
 def claim_backoff(refusals: int, chance: float) -> float:

@@ -124,6 +124,17 @@ def test_too_many_requests_are_waited_for_as_long_as_the_receiver_asks(outbox, r
     assert first.id == second.id
 
 
+@pytest.mark.parametrize("status", [429, 503])
+def test_what_one_partition_is_asked_to_wait_all_of_the_process_wait(outbox, receiver, start, status):
+    outbox.produce(COUNT)
+    receiver.answer = lambda _: Answer(status, {"Retry-After": "3"}) if len(receiver.requests) == 1 else Answer()
+    worker = start(MODES["Partitioned"], target={"parallelism": 1})
+    worker.wait_for("all are handled", lambda report: report.handled == COUNT)
+    first, second, *_ = receiver.requests
+    assert second.began - first.ended >= 3.0
+    assert in_order(receiver)
+
+
 @pytest.mark.parametrize("mode", ["Ordered", *at_night("Ordered, key", "Partitioned"), "Competing"])
 def test_a_worker_that_is_killed_before_it_stores_repeats_with_the_same_keys(outbox, receiver, start, mode):
     ids = outbox.produce(COUNT)

@@ -335,11 +335,12 @@ def test_a_fault_of_the_database_hands_back_what_was_in_hand_unless_it_is_delive
     assert (crashed.step, crashed.claimed, crashed.delivered) == (Step.CLAIM, None, False)
 
 
-def test_while_the_breaker_is_open_nothing_is_kept_and_nothing_taken():
-    shut = outcomes.Throttled(5.0, Reason.CIRCUIT_OPEN, "the target failed")
+@pytest.mark.parametrize("reason", [Reason.CIRCUIT_OPEN, Reason.TARGET_UNAVAILABLE])
+def test_while_the_target_is_let_be_nothing_is_kept_and_nothing_taken(reason):
+    shut = outcomes.Throttled(5.0, reason, "the target failed")
     state = decide(replace(handling(), step=Step.FETCH), shut)
     assert (state.step, state.due, state.state, state.reason) == (
-        Step.RELEASE, 0.0, WorkerState.RETRYING, Reason.CIRCUIT_OPEN
+        Step.RELEASE, 0.0, WorkerState.RETRYING, reason
     )  # fmt: skip
     state = decide(state, outcomes.HandedBack())
     assert (state.step, state.due, state.claimed, state.batch) == (Step.FETCH, 5.0, None, None)

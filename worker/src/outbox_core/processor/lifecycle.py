@@ -26,7 +26,7 @@ from outbox_core.errors import HandlerError, MessagesFailedError
 from outbox_core.processor import competing, failing, outcomes, refusals, stopping
 from outbox_core.processor.holding import after_held_failure, after_holding, or_held, with_newly_held
 from outbox_core.processor.isolation import decide_block
-from outbox_core.processor.state import SETTLED_LOOKS, Policy, ProcessorState, Step, without_ownership
+from outbox_core.processor.state import HANDS_OVER, SETTLED_LOOKS, Policy, ProcessorState, Step, without_ownership
 from outbox_core.processor.turns import Turn, decide_after_nothing, decide_after_turn
 from outbox_core.report import Reason, WorkerState
 from outbox_core.spec import Blocks
@@ -387,10 +387,14 @@ def _after_attempt(
 
 
 def _throttled(state: ProcessorState, throttled: outcomes.Throttled, now: float) -> ProcessorState:
-    """The rate is used up: what is in hand stays there. The breaker is open: others may have a consumer's batch."""
-    if throttled.reason is not Reason.CIRCUIT_OPEN:
+    """The rate is used up: what is in hand stays there. The target is let be: others may have a consumer's batch."""
+    if throttled.reason is Reason.RUNNING:
         return replace(state, due=now + throttled.seconds)
     state = replace(state, state=WorkerState.RETRYING, reason=throttled.reason, message=throttled.message)
+    if state.step in HANDS_OVER:
+        # The pause may be long: it is read again afterwards, as a person may have decided meanwhile.
+        held = state.held_due if state.batch is None or not state.batch.held else now + throttled.seconds
+        state = replace(state, step=Step.FETCH, batch=None, held_due=held)
     return competing.handed_back(state, now, throttled.seconds)
 
 

@@ -249,7 +249,10 @@ class HeldChanged:
 
 @dataclass(frozen=True, slots=True)
 class Throttled:
-    """Nothing may be tried for so many seconds: the target's breaker is open, or the rate is used up."""
+    """Nothing may be tried for so many seconds: the target asked for a pause, or its breaker is open.
+
+    Or the rate is used up: then the reason is RUNNING.
+    """
 
     seconds: float
     reason: Reason

@@ -83,6 +83,8 @@ CAN_YIELD: Final = (Step.REVIEW, Step.CHECK_TARGET, Step.ACQUIRE, Step.FETCH, St
 _RESTS: Final = (*CAN_YIELD, Step.HANDLE)
 USES_TARGET: Final = (Step.FETCH, Step.TAKE_HELD)
 """Leads to messages being handed to the target, unless its breaker or the rate forbids it."""
+HANDS_OVER: Final = (Step.HANDLE, Step.HANDLE_HELD, Step.ISOLATE)
+"""Messages are in hand, and go to the target now, unless it asked for a pause."""
 
 
 @dataclass(frozen=True, slots=True)

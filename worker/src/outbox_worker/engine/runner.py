@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from outbox_core.breaker import Phase
 from outbox_core.errors import OutboxError, drop_traceback
 from outbox_core.processor import outcomes
 from outbox_core.processor.lifecycle import decide_next
-from outbox_core.processor.state import CAN_YIELD, NEEDS_CLAIM, NEEDS_LEASE, USES_TARGET, Policy, Step
+from outbox_core.processor.state import CAN_YIELD, HANDS_OVER, NEEDS_CLAIM, NEEDS_LEASE, USES_TARGET, Policy, Step
 from outbox_core.processor.turns import Turn, Turns, decide_turn
 from outbox_core.progress.checkpoint import StoreAnswer
 from outbox_core.report import Reason
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from outbox_worker.ownership.membership import Membership
 
 _log = get_logger("outbox.worker")
-_HANDLING: Final = frozenset({Step.HANDLE, Step.HANDLE_HELD, Step.ISOLATE})
 
 
 class Runner:
@@ -111,8 +110,7 @@ class Runner:
         if before.step is Step.TAKE_HELD and self._found_fresh and decide_turn(Turns(), phase) is Turn.FRESH:
             before = replace(before, step=Step.FETCH)
         if outcome is None:
-            blocked = self.context.throttle.find_obstacle(time.monotonic()) if before.step in USES_TARGET else None
-            outcome = blocked or self._perform(before)
+            outcome = self._find_obstacle(before.step) or self._perform(before)
         if isinstance(outcome, outcomes.Fetched):
             self._found_fresh = outcome.batch.matched_count > 0
         self._count(before, outcome)
@@ -120,8 +118,14 @@ class Runner:
         self.context.ownership.decided = self.state
         self._tell(before, outcome)
 
+    def _find_obstacle(self, step: Step) -> outcomes.Throttled | None:
+        throttle, now = self.context.throttle, time.monotonic()
+        if step in HANDS_OVER:
+            return throttle.find_pause(now)
+        return throttle.find_obstacle(now) if step in USES_TARGET else None
+
     def _perform(self, state: ProcessorState) -> outcomes.Outcome:
-        if state.step in _HANDLING and state.batch is not None:
+        if state.step in HANDS_OVER and state.batch is not None:
             self._batch_began = time.monotonic()
         outcome = self._carry_out(state)
         return self._steps.name_failed(state, outcome) if isinstance(outcome, outcomes.Failed) else outcome
@@ -165,7 +169,7 @@ class Runner:
                 status.set_error(outcome.error.detail or str(outcome.error))
                 if state.batch is not None:
                     status.add_seconds(time.monotonic() - self._batch_began, stored=False)
-                    if state.step in _HANDLING:
+                    if state.step in HANDS_OVER:
                         self.context.throttle.fail(outcome.error, state.batch, time.monotonic())
             case _:
                 pass

@@ -44,6 +44,7 @@ class Throttle:
         self._delivery = delivery
         self.breaker = CLOSED
         self._bucket: rate.Bucket | None = None
+        self._asked_until = 0.0
         self.share = 1.0
         """Of the processor's rate, this process's: that of the partitions it owns, or one of all consumers."""
 
@@ -54,7 +55,9 @@ class Throttle:
         return decide_shown_phase(self.breaker, time.monotonic(), longest)
 
     def find_obstacle(self, now: float) -> outcomes.Throttled | None:
-        """Say whether nothing may be handed over now, and for how long."""
+        """Say whether nothing may be read for the target now, and for how long."""
+        if (pause := self.find_pause(now)) is not None:
+            return pause
         if self.breaker is not CLOSED:
             self.breaker, wait = decide_admission(self.breaker, now)
             if wait > 0:
@@ -66,6 +69,13 @@ class Throttle:
             if wait > 0:
                 return outcomes.Throttled(wait + _ROUNDING, Reason.RUNNING, "")
         return None
+
+    def find_pause(self, now: float) -> outcomes.Throttled | None:
+        """Say whether the target asked for a pause that is not over: then not even what was read is handed over."""
+        if now >= self._asked_until:
+            return None
+        why = "the target asked for a pause: nothing is handed to it until that is over"
+        return outcomes.Throttled(self._asked_until - now, Reason.TARGET_UNAVAILABLE, why)
 
     def shown(self, state: ProcessorState) -> ProcessorState:
         """Return what is told of a partition while the breaker is not closed.
@@ -115,6 +125,8 @@ class Throttle:
         if retry.classify_error(error, self._delivery.retry) is retry.ErrorKind.OUTSIDE:
             if error.reason is Reason.TARGET_UNAVAILABLE or isinstance(error, HandlerError):
                 self.breaker = decide_after_fault(self.breaker, settings, now)
+            if error.reason is Reason.TARGET_UNAVAILABLE:
+                self._asked_until = max(self._asked_until, now + retry.asked_wait(error))
         elif batch.matched_count == 1:
             message = batch.messages[0] if batch.messages else None
             key: Hashable = batch.examined if message is None else message.partition_key or message.message_id
