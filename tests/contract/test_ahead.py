@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 
 import pytest
@@ -29,10 +31,14 @@ class World:
         self.run = identity.fetch_run(self.connection, "outbox")
         self.opened = []
         self._connect = database.connect
+        self.takes_little_at_once = False
         self.ahead = ReadAhead(self._open)
 
     def _open(self):
         self.opened.append(self._connect())
+        if self.takes_little_at_once:
+            with socket.socket(fileno=os.dup(self.opened[-1].fileno())) as network:
+                network.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         return self.opened[-1]
 
     def reader(self, part=None, **source):
@@ -199,10 +205,11 @@ def test_a_statement_that_waits_for_a_lock_ends_by_itself(here, monkeypatch):
 
 def test_rows_that_are_not_taken_keep_no_lock(here, monkeypatch):
     """The process is frozen, or its handler takes long: a change of the table must not wait for it."""
-    monkeypatch.setattr(ahead, "LONGEST", 1.0)
-    here.produce(10_000, 5000)
+    monkeypatch.setattr(ahead, "LONGEST", 2.0)  # many times as long as the server takes until it can send no more
+    here.produce(2_000, 5000)
+    here.takes_little_at_once = True
     reader = here.reader()
-    reader.read_ahead(BEGINNING, 10_000, here.run)
+    reader.read_ahead(BEGINNING, 2_000, here.run)
     blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'ClientWrite' AND datname = current_database()"
     wait_until(lambda: here.direct.execute(blocked).fetchone() == (1,), "more is found than the network holds")
     here.direct.execute("SET lock_timeout = '20s'")
