@@ -169,15 +169,14 @@ class Supervised:
         self.process = start()
 
     def until(self, condition, what, most):
-        def holds():
+        """Each process has all the time of a wait: it begins when the lease of the one before is over."""
+        while not condition():
+            wait_until(lambda: self.process.poll() is not None or condition(), what)
             if self.process.poll() is not None:
                 assert self.process.returncode == -signal.SIGKILL
                 self.deaths += 1
                 assert self.deaths <= most
                 self.process = self.start()
-            return condition()
-
-        wait_until(holds, what)
 
 
 def deadly(message):

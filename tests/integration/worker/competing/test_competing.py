@@ -256,7 +256,7 @@ def test_a_message_that_kills_its_process_is_found_and_counted_across_restarts(o
         assert starts < 12
         worker = workers.launch(home)
         starts += 1
-        wait_until(lambda: worker.process.poll() is not None or count(), "it dies, or has counted", 20.0)  # noqa: B023
+        wait_until(lambda: worker.process.poll() is not None or count(), "it dies, or has counted")  # noqa: B023
     wait_each_once(outbox, sorted({*ids(1, 8)} - {"message-6"}))
 
 

@@ -29,15 +29,14 @@ class Restarted:
         self.worker = workers.launch(home)
 
     def until(self, condition, what):
-        def holds():
+        """Each process has all the time of a wait: it begins when the lease of the one before is over."""
+        while not condition():
+            wait_until(lambda: self.worker.process.poll() is not None or condition(), what)
             if self.worker.process.poll() is not None:
                 assert self.worker.process.returncode == 137
                 self.deaths += 1
                 assert self.deaths <= MOST_CRASHES, self.worker.log()[-4000:]
                 self.worker = self.workers.launch(self.home)
-            return condition()
-
-        wait_until(holds, what, 90)
 
 
 def run(failing, workers, deadly, *, count=30, **delivery):
