@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_core.errors import HandlerError
-from outbox_core.processor.claimed_batch import Action, Refusal, Verdict
+from outbox_core.processor.claimed_batch import Refusal, RefusalAction, RefusalVerdict
 from outbox_core.processor.outcomes import NothingTaken
 from outbox_core.processor.turns import Turn
 from outbox_core.progress.snapshot import parse_snapshot
@@ -41,7 +41,7 @@ def connection(each_database):
 def fail_all(connection, by, claimed, actions, wait=0.0):
     """All messages of a batch are behind, and these of them failed."""
     messages = by.reader.fetch(connection, ReadRange.of(claimed))
-    failed = [Refusal(messages[n], NO, Verdict(action, 1, wait)) for n, action in actions.items()]
+    failed = [Refusal(messages[n], NO, RefusalVerdict(action, 1, wait)) for n, action in actions.items()]
     return by.defer(connection, claimed, claimed.upto, claimed.count, failed)
 
 
@@ -50,7 +50,12 @@ def test_messages_that_fail_leave_their_batch_in_one_call_each_as_was_decided(co
     produced = produce(connection, 6)
     by = taker()
     claimed = cut(connection, by)
-    assert fail_all(connection, by, claimed, {1: Action.RETRY, 2: Action.DEAD_LETTER, 3: Action.SKIP, 5: Action.RETRY})
+    assert fail_all(
+        connection,
+        by,
+        claimed,
+        {1: RefusalAction.RETRY, 2: RefusalAction.DEAD_LETTER, 3: RefusalAction.SKIP, 5: RefusalAction.RETRY},
+    )
     assert count(connection, "competing_batches") == 0
     again = by.take_left(connection, Turn.AGAIN)
     assert again is not None
@@ -68,7 +73,7 @@ def test_only_the_beginning_of_a_batch_is_behind_and_the_rest_stays_in_hand(conn
     by = taker()
     claimed = cut(connection, by)
     messages = by.reader.fetch(connection, ReadRange.of(claimed))
-    failed = [Refusal(messages[1], NO, Verdict(Action.RETRY, 1, 3600.0))]
+    failed = [Refusal(messages[1], NO, RefusalVerdict(RefusalAction.RETRY, 1, 3600.0))]
     assert by.defer(connection, claimed, messages[3].checkpoint, 4, failed)
     rest = connection.execute("SELECT messages, after_position, owner FROM outbox.competing_batches").fetchall()
     assert rest == [(2, produced[3], "one")]
@@ -81,7 +86,7 @@ def test_of_a_batch_that_another_consumer_has_nothing_leaves(connection):
     old = taker("one", lease=OVER)
     claimed = cut(connection, old)
     assert taker("two").take_left(connection, Turn.FRESH) is not None
-    assert not fail_all(connection, old, claimed, {0: Action.RETRY, 1: Action.DEAD_LETTER})
+    assert not fail_all(connection, old, claimed, {0: RefusalAction.RETRY, 1: RefusalAction.DEAD_LETTER})
     assert (count(connection, "competing_retries"), count(connection, "dead_letters")) == (0, 0)
 
 
@@ -89,7 +94,7 @@ def test_starve_nothing_what_failed_before_and_what_did_not_are_taken_apart(conn
     join(connection)
     failing = produce(connection, 5)
     by = taker()
-    assert fail_all(connection, by, cut(connection, by), dict.fromkeys(range(5), Action.RETRY))
+    assert fail_all(connection, by, cut(connection, by), dict.fromkeys(range(5), RefusalAction.RETRY))
     delayed = produce(connection, 2, deliver_after="1 hour")
     fresh = produce(connection, 3)
     claimed = cut(connection, by)
@@ -109,7 +114,7 @@ def test_what_was_handed_back_comes_in_the_turn_of_its_kind(connection):
     join(connection)
     produce(connection, 2)
     one = taker("one")
-    assert fail_all(connection, one, cut(connection, one), dict.fromkeys(range(2), Action.RETRY))
+    assert fail_all(connection, one, cut(connection, one), dict.fromkeys(range(2), RefusalAction.RETRY))
     again = one.take_left(connection, Turn.AGAIN)
     assert again is not None
     produce(connection, 2)
@@ -149,7 +154,7 @@ def test_a_delayed_message_that_fails_keeps_its_copy(connection):
     connection.execute("DELETE FROM outbox.messages")
     due = by.take_left(connection, Turn.FRESH)
     assert due is not None
-    assert fail_all(connection, by, due, {1: Action.RETRY})
+    assert fail_all(connection, by, due, {1: RefusalAction.RETRY})
     again = by.take_left(connection, Turn.AGAIN)
     assert again is not None
     assert [m.data for m in by.reader.fetch(connection, ReadRange.of(again))] == ['{"n": 2}']
@@ -159,7 +164,7 @@ def test_a_delayed_message_that_fails_keeps_its_copy(connection):
 def test_starve_nothing_in_a_queue_what_failed_before_is_handed_out_again_as_it_is_asked_for(queue):
     by = taker(settings=JOBS)
     put(queue, 6, priority=3)
-    assert fail_all(queue, by, cut(queue, by), dict.fromkeys(range(6), Action.RETRY))
+    assert fail_all(queue, by, cut(queue, by), dict.fromkeys(range(6), RefusalAction.RETRY))
     put(queue, 2, deliver_after="2020-01-01")
     assert by.take_left(queue, Turn.FRESH) is None
     claimed = cut(queue, by)

@@ -13,7 +13,7 @@ from datetime import timedelta
 import pytest
 
 from outbox_core.errors import HandlerError
-from outbox_core.processor.claimed_batch import Action, ClaimedBatch, Verdict
+from outbox_core.processor.claimed_batch import ClaimedBatch, RefusalAction, RefusalVerdict
 from outbox_core.report import ResourceRef
 from outbox_core.spec import Competing, StartFrom
 from outbox_worker.postgres.feeds import competing
@@ -137,9 +137,9 @@ class History:
         if claimed is None:
             return
         messages = by.reader.fetch(self.look, ReadRange.of(claimed, limit=1))
-        action = self.chance.choice([Action.RETRY, Action.RETRY, Action.DEAD_LETTER])
-        if defer(self.look, by, claimed, messages[0], Verdict(action, 1), HandlerError("no"), NOW):
-            if action is Action.DEAD_LETTER:
+        action = self.chance.choice([RefusalAction.RETRY, RefusalAction.RETRY, RefusalAction.DEAD_LETTER])
+        if defer(self.look, by, claimed, messages[0], RefusalVerdict(action, 1), HandlerError("no"), NOW):
+            if action is RefusalAction.DEAD_LETTER:
                 self.dead.add(messages[0].message_id)
             by.hand_back(self.look)
         self.hands[number] = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from outbox_core.errors import OutboxError
     from outbox_core.message import Message
-    from outbox_core.processor.claimed_batch import ClaimedBatch, Verdict
+    from outbox_core.processor.claimed_batch import ClaimedBatch, RefusalVerdict
     from outbox_core.spec import Source
     from outbox_worker.postgres.feeds.competing import BatchTaker
 
@@ -117,8 +117,8 @@ def look(connection: psycopg.Connection[Any], by: BatchTaker) -> ClaimedBatch | 
 
 
 def defer(
-    connection: psycopg.Connection[Any], by: BatchTaker, claimed: ClaimedBatch, message: Message, verdict: Verdict,
-    error: OutboxError, wait: timedelta = OVER,
+    connection: psycopg.Connection[Any], by: BatchTaker, claimed: ClaimedBatch, message: Message,
+    verdict: RefusalVerdict, error: OutboxError, wait: timedelta = OVER,
 ) -> bool:  # fmt: skip
     """Let the first message of the batch leave it."""
     failed = Refusal(message, error, replace(verdict, wait=wait.total_seconds()))

@@ -9,7 +9,7 @@ import pytest
 
 from outbox_core.errors import HandlerError, MessagesFailedError
 from outbox_core.message import Message
-from outbox_core.processor.claimed_batch import Action, Chunk, ClaimedBatch
+from outbox_core.processor.claimed_batch import Chunk, ClaimedBatch, RefusalAction
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.report import Reason
 from outbox_core.spec import Competing, Delivery, Mode, Retry, WhenExhausted
@@ -51,24 +51,24 @@ def actions(sifted):
 def test_what_the_broker_names_leaves_the_piece_and_all_of_it_is_behind():
     sifted = sort([2, 5], before={PAIRS[5]: 2})
     assert (sifted.behind, sifted.upto, sifted.handled, sifted.stop) == (8, END, 6, None)
-    assert actions(sifted) == {"m-3": (Action.RETRY, 1), "m-6": (Action.DEAD_LETTER, 3)}
+    assert actions(sifted) == {"m-3": (RefusalAction.RETRY, 1), "m-6": (RefusalAction.DEAD_LETTER, 3)}
 
 
 def test_deaths_are_those_of_the_first_message_only():
-    assert actions(sort([0, 1], crash_count=1)) == {"m-1": (Action.RETRY, 2), "m-2": (Action.RETRY, 1)}
+    assert actions(sort([0, 1], crash_count=1)) == {"m-1": (RefusalAction.RETRY, 2), "m-2": (RefusalAction.RETRY, 1)}
 
 
 def test_where_one_is_to_be_stopped_at_only_what_is_before_it_is_behind():
     sifted = sort([2, 5, 6], when=WhenExhausted.STOP, before={PAIRS[5]: 2})
-    assert (sifted.behind, sifted.upto, actions(sifted)) == (5, PAIRS[4], {"m-3": (Action.RETRY, 1)})
-    assert (sifted.stop.message.message_id, sifted.stop.verdict.action) == ("m-6", Action.STOP)
+    assert (sifted.behind, sifted.upto, actions(sifted)) == (5, PAIRS[4], {"m-3": (RefusalAction.RETRY, 1)})
+    assert (sifted.stop.message.message_id, sifted.stop.verdict.action) == ("m-6", RefusalAction.STOP)
     sifted = sort([0], when=WhenExhausted.STOP, before={PAIRS[0]: 2})
     assert (sifted.behind, sifted.upto, sifted.stop.message.message_id) == (0, None, "m-1")
 
 
 def test_the_message_that_a_person_gave_up_is_dead_and_another_one_is_stopped_at():
     sifted = sort([2, 5], when=WhenExhausted.STOP, before={PAIRS[2]: 2, PAIRS[5]: 2}, given_up="10:3")
-    assert actions(sifted) == {"m-3": (Action.DEAD_LETTER, 3)}
+    assert actions(sifted) == {"m-3": (RefusalAction.DEAD_LETTER, 3)}
     assert sifted.stop.message.message_id == "m-6"
 
 

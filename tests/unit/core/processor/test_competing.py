@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from outbox_core.errors import HandlerError, TransientError
 from outbox_core.message import Message
 from outbox_core.processor import outcomes
-from outbox_core.processor.claimed_batch import Action, Chunk, ClaimedBatch, Refusal, Verdict
+from outbox_core.processor.claimed_batch import Chunk, ClaimedBatch, Refusal, RefusalAction, RefusalVerdict
 from outbox_core.processor.competing import choose_priority, judge
 from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.outcomes import Completed, Deferred, Joined, Lost, NothingTaken, Sifted, Taken
@@ -83,26 +83,26 @@ def delivering(retry, when):
 @pytest.mark.parametrize(
     ("when", "action", "attempts"),
     [
-        (WhenExhausted.STOP, Action.STOP, 3),
-        (WhenExhausted.DEAD_LETTER, Action.DEAD_LETTER, 3),
-        (WhenExhausted.SKIP, Action.SKIP, 3),
-        (WhenExhausted.REQUEUE, Action.RETRY, 0),
+        (WhenExhausted.STOP, RefusalAction.STOP, 3),
+        (WhenExhausted.DEAD_LETTER, RefusalAction.DEAD_LETTER, 3),
+        (WhenExhausted.SKIP, RefusalAction.SKIP, 3),
+        (WhenExhausted.REQUEUE, RefusalAction.RETRY, 0),
     ],
 )
 def test_what_becomes_of_a_message_whose_attempts_ran_out(when, action, attempts):
     delivery = delivering(Retry(max_attempts=3), when)
     error = HandlerError("no")
-    assert judge(2, error, delivery, 0.0) == Verdict(Action.RETRY, 2, 2.0)
+    assert judge(2, error, delivery, 0.0) == RefusalVerdict(RefusalAction.RETRY, 2, 2.0)
     verdict = judge(3, error, delivery, 0.0)
     assert (verdict.action, verdict.attempts) == (action, attempts)
-    assert verdict.wait == (60.0 if action is Action.RETRY else 0.0)
+    assert verdict.wait == (60.0 if action is RefusalAction.RETRY else 0.0)
 
 
 def test_a_message_that_a_person_gave_up_is_tried_and_then_dead():
     delivery = delivering(Retry(max_attempts=3), WhenExhausted.STOP)
-    assert judge(2, HandlerError("no"), delivery, 0.0, given_up=True) == Verdict(Action.RETRY, 2, 2.0)
-    assert judge(3, HandlerError("no"), delivery, 0.0, given_up=True) == Verdict(Action.DEAD_LETTER, 3)
-    assert judge(3, HandlerError("no"), delivery, 0.0) == Verdict(Action.STOP, 3)
+    assert judge(2, HandlerError("no"), delivery, 0.0, given_up=True) == RefusalVerdict(RefusalAction.RETRY, 2, 2.0)
+    assert judge(3, HandlerError("no"), delivery, 0.0, given_up=True) == RefusalVerdict(RefusalAction.DEAD_LETTER, 3)
+    assert judge(3, HandlerError("no"), delivery, 0.0) == RefusalVerdict(RefusalAction.STOP, 3)
 
 
 def test_a_batch_that_fails_is_halved_until_one_is_alone_which_leaves_it():
@@ -112,14 +112,14 @@ def test_a_batch_that_fails_is_halved_until_one_is_alone_which_leaves_it():
     state = decide(state, Taken(piece_of(WORK, 1, Checkpoint(10, 93))))
     state = decide(state, outcomes.Failed(HandlerError("no")))
     assert state.step is Step.DEFER
-    state = decide(state, Deferred(Verdict(Action.RETRY, 1, 1.0), Checkpoint(10, 93)))
+    state = decide(state, Deferred(RefusalVerdict(RefusalAction.RETRY, 1, 1.0), Checkpoint(10, 93)))
     assert (state.step, state.claimed.after, state.claimed.count) == (Step.FETCH, Checkpoint(10, 93), 7)
 
 
 def test_the_last_message_leaves_a_batch_that_reaches_further_and_is_still_to_be_completed():
     state = decide(handling(1, claimed=replace(WORK, count=1)), outcomes.Failed(HandlerError("no")))
     assert (state.step, state.batch.examined) == (Step.DEFER, END)
-    state = decide(state, Deferred(Verdict(Action.RETRY, 1, 1.0), Checkpoint(10, 93)))
+    state = decide(state, Deferred(RefusalVerdict(RefusalAction.RETRY, 1, 1.0), Checkpoint(10, 93)))
     assert (state.step, state.claimed.after, state.claimed.count, state.failure) == (
         Step.FETCH,
         Checkpoint(10, 93),
@@ -132,7 +132,7 @@ def test_the_last_message_leaves_a_batch_that_reaches_further_and_is_still_to_be
 
 def test_a_batch_is_over_with_the_message_at_its_end():
     state = decide(handling(1, claimed=replace(WORK, count=1)), outcomes.Failed(HandlerError("no")))
-    state = decide(state, Deferred(Verdict(Action.DEAD_LETTER, 1), END))
+    state = decide(state, Deferred(RefusalVerdict(RefusalAction.DEAD_LETTER, 1), END))
     assert (state.step, state.claimed) == (Step.FETCH, None)
 
 
@@ -150,8 +150,8 @@ MESSAGE = Message(10, 93, "m", "t", "p", None, "{}", None, NOON)
 ROW = Checkpoint(10, 96)
 
 
-def refused(action=Action.RETRY):
-    return Refusal(MESSAGE, NO, Verdict(action, 1, 1.0))
+def refused(action=RefusalAction.RETRY):
+    return Refusal(MESSAGE, NO, RefusalVerdict(action, 1, 1.0))
 
 
 def isolating(state, outcome, now=0.0):
@@ -187,7 +187,7 @@ def test_what_was_sifted_and_is_not_completed_yet_is_completed_also_after_a_faul
 
 
 def test_a_message_to_stop_at_is_next_once_what_was_before_it_is_behind():
-    stop = refused(Action.STOP)
+    stop = refused(RefusalAction.STOP)
     state = isolating(handling(8), Sifted(3, ROW, (), block=1, stop=stop))
     assert (state.step, state.state, state.claimed.after, state.claimed.count) == (
         Step.HOLD,
@@ -255,7 +255,7 @@ def test_of_retried_messages_the_one_that_fails_is_found_however_long_each_step_
         if state.step is Step.RELEASE:
             state = decide_next(state, outcomes.HandedBack(), now, policy, 0.0)
     assert (state.step, behind) == (Step.DEFER, bad)
-    state = decide_next(state, Deferred(Verdict(Action.RETRY, 2, 1.0), pairs[bad]), now, policy, 0.0)
+    state = decide_next(state, Deferred(RefusalVerdict(RefusalAction.RETRY, 2, 1.0), pairs[bad]), now, policy, 0.0)
     assert state.step is (Step.FETCH if bad == 99 else Step.RELEASE), "its turn is over"
 
 
@@ -279,7 +279,7 @@ def test_starve_nothing_in_a_queue_messages_that_failed_before_are_counted():
 
 def test_to_stop_keeps_the_batch_and_a_changed_handler_goes_on_with_it():
     state = decide(handling(1), outcomes.Failed(HandlerError("no")))
-    state = decide(state, Deferred(Verdict(Action.STOP, 10)))
+    state = decide(state, Deferred(RefusalVerdict(RefusalAction.STOP, 10)))
     assert (state.step, state.state, state.reason) == (Step.HOLD, WorkerState.STOPPED, Reason.ATTEMPTS_EXHAUSTED)
     assert "10 attempts (HandlerFailed): no" in state.message
     assert (state.due, state.stopped.place) == (inf, None), "about a message without a name nobody can decide"
@@ -301,8 +301,8 @@ NAMED = Named("10:93", "message 'm-93'", "outbox dead-letters add orders --at 10
 @pytest.mark.parametrize(
     "stop",
     [
-        pytest.param(Deferred(Verdict(Action.STOP, 10), named=NAMED), id="alone"),
-        pytest.param(Sifted(0, None, (), block=1, stop=refused(Action.STOP), named=NAMED), id="among others"),
+        pytest.param(Deferred(RefusalVerdict(RefusalAction.STOP, 10), named=NAMED), id="alone"),
+        pytest.param(Sifted(0, None, (), block=1, stop=refused(RefusalAction.STOP), named=NAMED), id="among others"),
     ],
 )
 def test_stopped_at_a_message_it_looks_whether_a_person_gave_it_up_and_tries_it_once_more(stop):
@@ -372,8 +372,8 @@ def test_classes_say_whose_fault_it_is_and_who_failed_how_long_to_wait():
     never = Retry(never=["ValueError"], forever=["ConnectionError"])
     busy = HandlerError("busy", retry_after=30.0)
     delivery = delivering(never, WhenExhausted.SKIP)
-    assert judge(1, HandlerError("no", classes=("ValueError",)), delivery, 0.0).action is Action.SKIP
-    assert judge(1, busy, delivery, 0.0) == Verdict(Action.RETRY, 1, 30.0)
+    assert judge(1, HandlerError("no", classes=("ValueError",)), delivery, 0.0).action is RefusalAction.SKIP
+    assert judge(1, busy, delivery, 0.0) == RefusalVerdict(RefusalAction.RETRY, 1, 30.0)
     policy = replace(POLICY, delivery=POLICY.delivery.model_copy(update={"retry": never}))
     lost = outcomes.Failed(HandlerError("no", classes=("ConnectionError",)))
     state = decide_next(handling(1), lost, 0.0, policy, 0.0)

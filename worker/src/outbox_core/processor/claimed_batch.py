@@ -63,7 +63,7 @@ class Chunk(Batch):
         return self.claimed is not None and self.claimed.again
 
 
-class Action(StrEnum):
+class RefusalAction(StrEnum):
     """What becomes of a message that failed alone."""
 
     RETRY = "Retry"
@@ -73,10 +73,10 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RefusalVerdict:
     """The action, after so many failures, and for RETRY how many seconds later."""
 
-    action: Action
+    action: RefusalAction
     attempts: int
     wait: float = 0.0
 
@@ -87,7 +87,7 @@ class Refusal:
 
     message: Message
     error: OutboxError
-    verdict: Verdict
+    verdict: RefusalVerdict
 
     @property
     def key(self) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 from outbox_core import retry
 from outbox_core.errors import HandlerError, MessagesFailedError
 from outbox_core.processor import failing, outcomes, stopping
-from outbox_core.processor.claimed_batch import Action, Verdict
+from outbox_core.processor.claimed_batch import RefusalAction, RefusalVerdict
 from outbox_core.processor.isolation import decide_block
 from outbox_core.processor.state import Step
 from outbox_core.processor.turns import Turn, decide_after_nothing, decide_after_turn
@@ -58,25 +58,27 @@ def choose_priority(heads: Mapping[int, datetime], ageing: timedelta) -> int:
     return min(heads, key=lambda priority: (heads[priority] + priority * ageing, priority))
 
 
-def judge(attempts: int, error: OutboxError, delivery: Delivery, chance: float, *, given_up: bool = False) -> Verdict:
+def judge(
+    attempts: int, error: OutboxError, delivery: Delivery, chance: float, *, given_up: bool = False
+) -> RefusalVerdict:
     """Say what becomes of a message that failed with `error`, for the `attempts`-th time.
 
     `given_up`: a person gave the message up, so when its attempts ran out it is a dead letter.
     """
     delay = retry.decide_retry(attempts, delivery.retry, chance, error)
     if delay is not None:
-        return Verdict(Action.RETRY, attempts, delay)
+        return RefusalVerdict(RefusalAction.RETRY, attempts, delay)
     if given_up:
-        return Verdict(Action.DEAD_LETTER, attempts)
+        return RefusalVerdict(RefusalAction.DEAD_LETTER, attempts)
     match delivery.when_exhausted:
         case WhenExhausted.STOP:
-            return Verdict(Action.STOP, attempts)
+            return RefusalVerdict(RefusalAction.STOP, attempts)
         case WhenExhausted.DEAD_LETTER:
-            return Verdict(Action.DEAD_LETTER, attempts)
+            return RefusalVerdict(RefusalAction.DEAD_LETTER, attempts)
         case WhenExhausted.SKIP:
-            return Verdict(Action.SKIP, attempts)
+            return RefusalVerdict(RefusalAction.SKIP, attempts)
         case WhenExhausted.REQUEUE:
-            return Verdict(Action.RETRY, 0, delivery.retry.max_backoff.total_seconds())
+            return RefusalVerdict(RefusalAction.RETRY, 0, delivery.retry.max_backoff.total_seconds())
         case _:
             assert_never(delivery.when_exhausted)
 
@@ -275,7 +277,7 @@ def _after_completion(
 
 def _after_deferral(state: ProcessorState, deferred: outcomes.Deferred, now: float) -> ProcessorState:
     verdict = deferred.verdict
-    if verdict.action is Action.STOP:
+    if verdict.action is RefusalAction.STOP:
         stopped = stopping.build_stopped(verdict.attempts, state.failure or HandlerError("it failed"), deferred.named)
         return replace(
             state, step=Step.HOLD, due=stopping.next_look(stopped, now), attempt=verdict.attempts, stopped=stopped,
@@ -301,7 +303,7 @@ def after_failure(
             held = replace(said, attempt=attempt, message=str(error))
             if delay is None:
                 return _after_deferral(
-                    replace(held, failure=error), outcomes.Deferred(Verdict(Action.STOP, attempt)), now
+                    replace(held, failure=error), outcomes.Deferred(RefusalVerdict(RefusalAction.STOP, attempt)), now
                 )
             return replace(held, step=Step.FETCH, due=now + delay)
         if batch.matched_count > 1:

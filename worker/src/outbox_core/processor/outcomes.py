@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from outbox_core.errors import OutboxError
     from outbox_core.message import Batch
-    from outbox_core.processor.claimed_batch import Chunk, Refusal, Verdict
+    from outbox_core.processor.claimed_batch import Chunk, Refusal, RefusalVerdict
     from outbox_core.processor.failing import Failure
     from outbox_core.processor.stopping import Named
     from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
@@ -398,7 +398,7 @@ class Deferred:
     The batch itself may reach further than its last message, so it is not over with that one.
     """
 
-    verdict: Verdict
+    verdict: RefusalVerdict
     pair: Checkpoint | None = None
     named: Named | None = None
 

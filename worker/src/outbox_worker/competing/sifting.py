@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.processor import failing
-from outbox_core.processor.claimed_batch import Action, Chunk, Refusal
+from outbox_core.processor.claimed_batch import Chunk, Refusal, RefusalAction
 from outbox_core.processor.competing import judge
 from outbox_core.processor.isolation import Search
 from outbox_core.processor.outcomes import Sifted
@@ -139,7 +139,7 @@ class Sifting:
     @property
     def _stop(self) -> Refusal | None:
         last = self._refusals[-1] if self._refusals else None
-        return last if last is not None and last.verdict.action is Action.STOP else None
+        return last if last is not None and last.verdict.action is RefusalAction.STOP else None
 
     def _judge(self, found: Isolated) -> None:
         """Decide about each message that failed since the last time."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from outbox_core.errors import MessagesFailedError, TransientError
 from outbox_core.part import Places
 from outbox_core.processor import outcomes
-from outbox_core.processor.claimed_batch import Action, Chunk, Verdict
+from outbox_core.processor.claimed_batch import Chunk, RefusalAction, RefusalVerdict
 from outbox_core.processor.outcomes import Completed, Deferred, Joined, Lost, NothingTaken, Sifted, Taken
 from outbox_core.processor.state import Step
 from outbox_core.processor.turns import Turn, decide_turn
@@ -341,9 +341,9 @@ class CompetingSteps:
         if not messages:
             # The row was deleted meanwhile: nothing is left to try again.
             done = self._taker.complete(connection, claimed, chunk.examined, 0)
-            return Deferred(Verdict(Action.SKIP, 0), chunk.examined) if done else Lost()
+            return Deferred(RefusalVerdict(RefusalAction.SKIP, 0), chunk.examined) if done else Lost()
         message, left = messages[0], self._sifting(state, chunk, messages).refuse(0, state.failure)
-        if left.verdict.action is Action.STOP:
+        if left.verdict.action is RefusalAction.STOP:
             return Deferred(left.verdict, named=self._named_message(message))
         if not self._taker.defer(connection, claimed, message.checkpoint, 1, [left]):
             return Lost()
