@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import ssl
 import threading
 import time
@@ -186,3 +187,35 @@ def receiving(directory: Path, *, tls: bool = True, port: int = 0) -> Iterator[R
         yield receiver
     finally:
         receiver.close()
+
+
+@contextlib.contextmanager
+def answering(handle: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Let a function answer on the socket of each connection; yield the URL."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    # Else what is said right before closing may never be sent.
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+        def answer(connection: socket.socket) -> None:
+            with connection, contextlib.suppress(OSError):
+                handle(connection)
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://localhost:{server.getsockname()[1]}/"
+
+
+def read_head(connection: socket.socket) -> bytes:
+    """Read a request up to its body, and return it."""
+    head = b""
+    while b"\r\n\r\n" not in head:
+        more = connection.recv(512)
+        if not more:
+            raise ConnectionResetError
+        head += more
+    return head

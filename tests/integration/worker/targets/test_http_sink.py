@@ -25,7 +25,7 @@ from outbox_core.spec import Delivery, Target
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.http import HttpSink
 from tests.support.servers.postgres import free_port, wait_until
-from tests.support.servers.receiver import Answer, receiving
+from tests.support.servers.receiver import Answer, answering, read_head, receiving
 
 KEY = base64.b64encode(b"0123456789abcdef01234567").decode()
 PARTITIONED = {"mode": "Partitioned", "partitions": {}}
@@ -221,36 +221,6 @@ class TestTheMessagesFault:
         assert receiver.ids() == ["m-1"]
 
 
-@contextlib.contextmanager
-def answering(handle):
-    """Let a function answer on the socket of each connection; yield the URL."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def accept():
-            with contextlib.suppress(OSError):
-                while True:
-                    connection, _ = server.accept()
-                    # Else what is said right before closing may never be sent.
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    threading.Thread(target=answer, args=(connection,), daemon=True).start()
-
-        def answer(connection):
-            with connection, contextlib.suppress(OSError):
-                handle(connection)
-
-        threading.Thread(target=accept, daemon=True).start()
-        yield f"http://localhost:{server.getsockname()[1]}/"
-
-
-def read_head(connection):
-    head = b""
-    while b"\r\n\r\n" not in head:
-        more = connection.recv(512)
-        if not more:
-            raise ConnectionResetError
-        head += more
-
-
 class TestAnswersOutOfTheOrdinary:
     @pytest.mark.parametrize("ends", [True, False], ids=["closed", "left open"])
     @pytest.mark.parametrize("tls", [True, False])
@@ -292,7 +262,7 @@ class TestAnswersOutOfTheOrdinary:
             assert sink.deliver(batch(*(message(n, data=None) for n in range(9))), 1) == 9
 
     def test_a_new_connection_that_ends_without_an_answer_is_not_made_again_at_once(self, make):
-        heads = []
+        heads: list[bytes] = []
         end_at_once, told = answering(lambda connection: heads.append(read_head(connection))), "did not answer"
         with end_at_once as url, pytest.raises(TransientError, match=told):
             make(url=url).deliver(batch(message(1, data=None)), 1)
@@ -342,6 +312,37 @@ class TestAnswersOutOfTheOrdinary:
             sink = make(url=url, requestTimeout="300ms")
             for number in (1, 2):
                 assert sink.deliver(batch(message(number)), 1) == 1
+
+    @pytest.mark.parametrize("head", [b"Content-Length: 1000", b"Transfer-Encoding: chunked", b"Connection: close"])
+    def test_an_answer_counts_although_its_body_trickles(self, make, head):
+        """A byte now and then is no silence: only delivery.timeout would end it, and what was taken come again."""
+
+        def answer(connection):
+            read_head(connection)
+            connection.sendall(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n")
+            for _ in range(100):
+                connection.sendall(b"1\r\nx\r\n")
+                time.sleep(0.1)
+
+        with answering(answer) as url:
+            sink, began = make(url=url, requestTimeout="300ms"), time.monotonic()
+            for number in (1, 2):
+                assert sink.deliver(batch(message(number)), 1) == 1
+            assert time.monotonic() - began < 5
+
+    @pytest.mark.parametrize("head", ["Content-Length: {}", "Transfer-Encoding: chunked", "Connection: close"])
+    @pytest.mark.parametrize("size", [0, 1, 199, 65_535, 65_536, 65_537])
+    def test_what_follows_a_body_of_any_size_is_the_next_answer(self, make, head, size):
+        def answer(connection):
+            for _ in range(1 if "close" in head else 5):
+                read_head(connection)
+                chunks = (f"{size:x}\r\n{'x' * size}\r\n" if size else "") + "0\r\n\r\n"
+                body = chunks if "chunked" in head else "x" * size
+                connection.sendall(f"HTTP/1.1 202 Accepted\r\n{head.format(size)}\r\n\r\n{body}".encode())
+
+        with answering(answer) as url:
+            sink = make(url=url, contentMode="Binary", parallelism=1)
+            assert sink.deliver(batch(*(message(n, data=None) for n in range(5))), 1) == 5
 
 
 class TestTheTargetsFault:

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from outbox_worker.settings import Settings
 
 
+_LONGEST_BODY: Final = 65_536
+"""Of an answer, what is read so that the connection can be kept."""
 _UNCHANGED: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 
 
@@ -232,8 +234,12 @@ class HttpSink(OutsideTransaction):
             unsent = err  # a message that is too large, for example, is refused before all of it is there
         content = b""
         with connection.getresponse() as answer:
+            until = time.monotonic() + self._target.request_timeout.total_seconds()
             with contextlib.suppress(OSError, HTTPException):  # the status says it: repeated, it would be taken twice
-                content = answer.read(65_536)
+                while not answer.isclosed() and len(content) < _LONGEST_BODY and time.monotonic() < until:
+                    # No more than is there: with each byte that comes, a read of more would wait for longer.
+                    ready = len(answer.fp.peek()) if content else 1
+                    content += answer.read(max(1, min(ready, _LONGEST_BODY - len(content))))
             if unsent or not answer.isclosed():  # there is more: unread, it would be taken for the next answer
                 connection.close()
         if unsent and answer.status < 400:
