@@ -175,20 +175,18 @@ def _after_look(
 ) -> Turns:
     """Share the time. In a queue what failed before is handed out among the others, so there messages are counted."""
     turns, claimed = state.turns, None if isinstance(found, outcomes.NothingTaken) else found.chunk.claimed
-    sought = 0.0 if _is_queue(policy) else found.sought
-    if claimed is not None and claimed.again:
-        # Out of their turn those that failed before come only where nothing fresh was found.
-        turns = decide_after_nothing(turns, Turn.FRESH)
-    turns = decide_after_turn(turns, Turn.AGAIN, found.promoted * _A_MESSAGE + sought)
+    if found.promoted:
+        turns = decide_after_turn(turns, Turn.AGAIN, found.promoted * _A_MESSAGE)
     if isinstance(found, outcomes.NothingTaken) and found.moved:
-        return decide_after_turn(turns, Turn.FRESH, max(0.0, now - state.due - sought))
+        return decide_after_turn(turns, Turn.FRESH, max(0.0, now - state.due))
     if isinstance(found, outcomes.NothingTaken) and found.contended:
         return turns
     if claimed is None:
         return decide_after_nothing(turns, Turn.FRESH)
     if _is_queue(policy):
         return decide_after_turn(turns, Turn.FRESH, claimed.count * _A_MESSAGE)
-    return turns
+    # Out of their turn those that failed before come only where nothing fresh was found.
+    return decide_after_nothing(turns, Turn.FRESH) if claimed.again else turns
 
 
 def _after_take(state: ProcessorState, taken: outcomes.Taken, now: float, policy: Policy) -> ProcessorState:

@@ -356,26 +356,23 @@ class Joined:
 class Taken:
     """The first chunk of a batch is in hand, or the next chunk.
 
-    `promoted`: so many messages of a queue that failed before are handed out among its others from now on; `sought`:
-    seconds for which such messages were looked for.
+    `promoted`: so many messages of a queue that failed before are handed out among its others from now on.
     """
 
     chunk: Chunk
     promoted: int = 0
-    sought: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class NothingTaken:
     """There was nothing to take; `contended`: another consumer was cutting; `moved`: only other messages were seen.
 
-    `next_due`: for so many seconds a look will find nothing, if nothing is written meanwhile; the others as in `Taken`.
+    `next_due`: for so many seconds a look will find nothing, if nothing is written meanwhile.
     """
 
     contended: bool = False
     moved: bool = False
     promoted: int = 0
-    sought: float = 0.0
     next_due: float = 0.0
 
 

@@ -66,7 +66,6 @@ class CompetingSteps:
         self._arrived = False
         self._random = random.SystemRandom()
         self._next_look = dict.fromkeys(Turn, 0.0)
-        self._sought = 0.0
 
     @property
     def actions(self) -> dict[Step, Callable[[ProcessorState], Outcome]]:
@@ -115,14 +114,13 @@ class CompetingSteps:
         return outcomes.HandedBack()
 
     def _take(self, state: ProcessorState) -> Outcome:
-        throttle, claimed, promoted, self._sought = self._context.throttle, state.claimed, 0, 0.0
+        throttle, claimed, promoted = self._context.throttle, state.claimed, 0
         most = throttle.limit(self._size)
         if claimed is None:
             turn = decide_turn(state.turns, throttle.breaker.phase)
             found, promoted = self._find(turn, most, settled=state.is_settled)
             if isinstance(found, NothingTaken):
-                found = replace(found, promoted=promoted, sought=self._sought)
-                return self._say_when(found) if state.is_settled else found
+                return self._say_when(found, promoted) if state.is_settled else replace(found, promoted=promoted)
             claimed = found
         if claimed.again:
             most = throttle.limit(self._size, retried=True)
@@ -132,15 +130,15 @@ class CompetingSteps:
             most = min(most, most_at_once(block))
         chunk = self._read(claimed, most)
         if chunk.matched_count:
-            return Taken(chunk, promoted, self._sought)
+            return Taken(chunk, promoted)
         # The rows were deleted meanwhile, or a filter was changed: nothing is left to do.
         done = self._taker.complete(self._target.connection(), claimed, chunk.examined, 0)
-        return NothingTaken(moved=True, promoted=promoted, sought=self._sought) if done else Lost()
+        return NothingTaken(moved=True, promoted=promoted) if done else Lost()
 
-    def _say_when(self, found: NothingTaken) -> NothingTaken:
+    def _say_when(self, found: NothingTaken, promoted: int) -> NothingTaken:
         """Add when a look is worth while again, where this one saw all there is."""
-        if found.promoted or found.contended or found.moved:
-            return found
+        if promoted or found.contended or found.moved:
+            return replace(found, promoted=promoted)
         return replace(found, next_due=self._taker.find_next_due(self._target.connection()))
 
     def _find(self, turn: Turn, most: int, *, settled: bool) -> tuple[ClaimedBatch | NothingTaken, int]:
@@ -174,7 +172,7 @@ class CompetingSteps:
 
     def _find_again(self) -> tuple[ClaimedBatch | None, int]:
         """Take messages that failed before; those of a queue come with its others from now on."""
-        if (began := time.monotonic()) < self._next_look[Turn.AGAIN]:
+        if time.monotonic() < self._next_look[Turn.AGAIN]:
             return None, 0
         connection = self._target.connection()
         most = self._context.throttle.limit(self._size, retried=True)
@@ -182,10 +180,8 @@ class CompetingSteps:
             claimed, promoted = None, self._taker.promote_failed(connection, min(most, PROMOTED_AGAIN))
         else:
             claimed, promoted = self._taker.take_left(connection, Turn.AGAIN, most), 0
-        ended = time.monotonic()
-        self._sought += ended - began
         if claimed is None and not promoted:
-            self._next_look[Turn.AGAIN] = ended + LOOK_SECONDS
+            self._next_look[Turn.AGAIN] = time.monotonic() + LOOK_SECONDS
         return claimed, promoted
 
     def _block_of(self, claimed: ClaimedBatch, state: ProcessorState) -> int | None:

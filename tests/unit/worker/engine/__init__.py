@@ -1,1 +1,0 @@
-"""Unit tests of what a worker may hand over next, and what it looks for."""
