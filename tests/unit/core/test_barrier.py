@@ -122,6 +122,12 @@ def test_the_key_of_a_message_for_people(key, found):
     assert key_of(message, key) == found
 
 
+def test_a_payload_that_is_nested_too_deeply_has_no_key():
+    data = f'{{"order": 7, "deep": {"[" * 10_000}{"]" * 10_000}}}'
+    message = Message(1, 1, "m", "t", "default", "ann", data, None, datetime.now(UTC))
+    assert key_of(message, PartitionKey(data=["order"])) is None
+
+
 def window(lower, upper=None, position=None, counter=7):
     return Checkpoint(0, counter, SnapshotRange(lower, upper, position))
 

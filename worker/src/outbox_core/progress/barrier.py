@@ -154,7 +154,7 @@ def key_of(message: Message, key: PartitionKey) -> str | None:
 def _follow(text: str | None, path: Sequence[str]) -> str | None:
     try:
         found = json.loads(text) if text is not None else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     for step in path:
         if not isinstance(found, dict):
