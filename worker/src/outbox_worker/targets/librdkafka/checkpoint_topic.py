@@ -121,8 +121,8 @@ class CheckpointTopic:
             self._result(ask())
         except KafkaException as err:
             error: KafkaError = err.args[0]
-            if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
-                return
+            if error.code() in (KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.INVALID_PARTITIONS):
+                return  # another process was first
             if error.retriable() or error.code() in (KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT):
                 raise self._classify(error) from None
             raise ConfigurationError(
