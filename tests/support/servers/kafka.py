@@ -243,6 +243,11 @@ class KafkaServer:
         admin = self.admin()
         _await_all(admin.delete_topics([name]))
 
+    def delete_records(self, name: str, before: int) -> None:
+        """Delete what a topic has in its first partition before an offset, as its age would."""
+        admin = self.admin()
+        _await_all(admin.delete_records([TopicPartition(name, 0, before)]))
+
     @contextlib.contextmanager
     def topic(self, partitions: int = 3, **settings: str) -> Iterator[Topic]:
         """A topic of one test."""

@@ -6,6 +6,7 @@ import uuid
 from dataclasses import replace
 
 import pytest
+from confluent_kafka import Producer
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
@@ -15,6 +16,7 @@ from tests.integration.worker.kafka.test_kafka_transaction_sink import (
     batch,
     deliver,
     deliver_begin,
+    held,
     ids,
     make,
     own,
@@ -59,6 +61,18 @@ def test_two_processes_add_partitions_at_a_time(kafka, make, monkeypatch):
         assert sink.deliver(batch(message(1)), 1) == 1
 
 
+def test_without_compaction_a_record_that_is_gone_is_forgotten(kafka, make):
+    with kafka.topic(partitions=1) as topic, kafka.topic(partitions=1) as checkpoints:
+        first, second = (make(topic.name, checkpoints=checkpoints.name) for _ in range(2))
+        first.begin_owner(start(1))
+        first.deliver(held(message(1)), 1)
+        first.deliver(batch(message(201)), 1)
+        kafka.delete_records(checkpoints.name, before=first._publishers[0].published.offsets[False])
+        second.begin_owner(start(2))
+        assert second.deliver(batch(message(201), message(202)), 2) == 2
+        assert topic.wait_for(3) == ids(1, 201, 202)
+
+
 def test_a_user_who_may_do_too_little_is_told_what_is_missing(kafka, make):
     user, processor = f"poor-{uuid.uuid4().hex[:6]}", f"poor-{uuid.uuid4().hex[:6]}"
     kafka.set_password(user, "s3cret")
@@ -99,3 +113,16 @@ def test_a_record_that_is_too_large_for_it(kafka, make):
             sink.deliver(batch(*map(message, range(1, 200))), 1)
         assert sink.deliver(batch(*map(message, range(1, 10))), 1) == 9
         assert topic.wait_for(9) == ids(*range(1, 10))
+
+
+def test_a_record_that_a_person_deleted_is_forgotten(kafka, make):
+    with kafka.topic(partitions=1) as topic:
+        first, second = make(topic.name), make(topic.name)
+        first.begin_owner(start(1))
+        first.deliver(batch(message(1)), 1)
+        producer = Producer({"bootstrap.servers": kafka.servers})
+        producer.produce(first._topic, None, first._unit(start(1)).key(held=False), partition=0)
+        assert producer.flush(30) == 0
+        second.begin_owner(start(2))
+        assert second.deliver(batch(message(1)), 2) == 1
+        assert topic.wait_for(2) == ids(1, 1)

@@ -146,14 +146,14 @@ class CheckpointTopic:
             start = max(low, end - back)
             for report in self._read(unit.partition, start, end):
                 if report.key() in (unit.key(held=False), unit.key(held=True)):
-                    last = self._decode(report)
+                    last = self._decode(report) if report.value() else None  # a person deleted it
             if start == low:
                 break
             back *= 16
         if last is None:
             return []
         other = last[1].other
-        reports = [] if other is None else self._read(unit.partition, other, other + 1)
+        reports = [] if other is None else self._read(unit.partition, max(low, other), other + 1)
         return [last, *(self._decode(each) for each in reports if each.offset() == other)]
 
     def _decode(self, report: Report) -> tuple[int, Record]:
