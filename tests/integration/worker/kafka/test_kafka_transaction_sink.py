@@ -17,6 +17,8 @@ from outbox_core.ports import OwnerStart
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import Reason
+from outbox_worker.shutdown import Interrupted
+from outbox_worker.targets.librdkafka.rounds import Rounds
 from outbox_worker.targets.librdkafka.transaction import TransactionalProducer
 from outbox_worker.targets.librdkafka.transactional_sink import TransactionalKafkaSink
 from tests.integration.worker.kafka.test_kafka_sink import message
@@ -400,6 +402,25 @@ class TestTheBrokersFaults:
                 sink.deliver(batch(message(1)), 1)
             assert sink.deliver(batch(message(1), message(2)), 1) == 2
             assert topic.wait_for(2) == ids(1, 2)
+
+    @pytest.mark.parametrize(("rounds", "expected"), [(2, TransientError), (6, Interrupted)])
+    def test_an_alarm_lets_a_batch_be_halved_once_a_refused_message_was_found(
+        self, kafka, make, monkeypatch, rounds, expected
+    ):
+        send, left = Rounds.send, [None] * rounds
+
+        def send_until_alarm(*given):
+            if not left:
+                raise Interrupted(draining=False)
+            left.pop()
+            return send(*given)
+
+        with kafka.topic(partitions=1, max_message_bytes="2000") as topic:
+            sink, messages = make(topic.name, {"blocks": "Nothing"}), [message(n, data=TOO_LARGE) for n in range(1, 9)]
+            sink.begin_owner(start(1))
+            monkeypatch.setattr(Rounds, "send", send_until_alarm)
+            with pytest.raises(expected):
+                sink.deliver(batch(*messages), 1)
 
     def test_a_delivery_timeout_beyond_what_brokers_allow_is_no_fault(self, kafka, make):
         with kafka.topic(partitions=1) as topic:

@@ -220,6 +220,7 @@ class TransactionalKafkaSink(OutsideTransaction):
 
         """
         deadline = time.monotonic() + self._timeout
+        attempt: Attempt | None = None
         try:
             start, publisher = self._publisher(batch.partition, epoch, deadline)
             attempt = Attempt(publisher.published.left_of(batch), epoch, deadline)
@@ -227,7 +228,8 @@ class TransactionalKafkaSink(OutsideTransaction):
                 self._publish(start, publisher, batch, attempt)
         except BaseException as err:
             self._drop(batch.partition)
-            if isinstance(err, Interrupted) and not err.draining:
+            # Where there was no time to find all that are refused, those of half of the batch may be found.
+            if isinstance(err, Interrupted) and not err.draining and not (attempt and attempt.failed):
                 raise TransientError(
                     "Kafka did not commit the transaction within delivery.timeout; it is published until it does",
                     reason=Reason.TARGET_UNAVAILABLE,
