@@ -128,6 +128,11 @@ def test_a_payload_that_is_nested_too_deeply_has_no_key():
     assert key_of(message, PartitionKey(data=["order"])) is None
 
 
+def test_a_key_is_text_that_can_be_written():
+    message = Message(1, 1, "m", "t", "default", "ann", r'{"order": "\ud800-\u00e9"}', None, datetime.now(UTC))
+    assert key_of(message, PartitionKey(data=["order"])) == "?-é"
+
+
 def window(lower, upper=None, position=None, counter=7):
     return Checkpoint(0, counter, SnapshotRange(lower, upper, position))
 

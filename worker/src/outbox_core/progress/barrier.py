@@ -160,7 +160,9 @@ def _follow(text: str | None, path: Sequence[str]) -> str | None:
         if not isinstance(found, dict):
             return None
         found = found.get(step)
-    return found if isinstance(found, str) or found is None else json.dumps(found)
+    if isinstance(found, str):
+        return found.encode(errors="replace").decode()  # JSON can name half of a character
+    return None if found is None else json.dumps(found)
 
 
 def describe_key(key: PartitionKey) -> str:
