@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import uuid
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from confluent_kafka import Producer
 from outbox_core.errors import ConfigurationError
 from outbox_core.report import Reason
 from outbox_worker.targets.librdkafka.checkpoint_topic import CheckpointTopic
-from tests.integration.worker.kafka.test_kafka_sink import message
+from tests.integration.worker.kafka.test_kafka_sink import count_threads, message
 from tests.integration.worker.kafka.test_kafka_transaction_sink import (
     batch,
     deliver,
@@ -126,3 +127,17 @@ def test_a_record_that_a_person_deleted_is_forgotten(kafka, make):
         second.begin_owner(start(2))
         assert second.deliver(batch(message(1)), 2) == 1
         assert topic.wait_for(2) == ids(1, 1)
+
+
+def test_who_has_begun_keeps_the_threads_of_a_producer_and_no_others(kafka, make):
+    with kafka.topic(partitions=1) as topic:
+        sink = make(topic.name)
+        gc.collect()
+        before = count_threads()
+        gc.disable()  # nothing waits for the collector
+        try:
+            sink.begin_owner(start(1))
+            sink.close()
+            assert count_threads() <= before
+        finally:
+            gc.enable()

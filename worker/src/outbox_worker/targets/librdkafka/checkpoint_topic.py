@@ -80,6 +80,7 @@ class CheckpointTopic:
 
     def __exit__(self, *_: object) -> None:
         self._consumer.close()
+        del self._consumer, self._admin  # both hold this object, and their threads would outlive its last use
 
     def ensure(self, count: int) -> None:
         """Look that the topic is there, with enough partitions; after that both clients know its brokers.
