@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.tools.mutants.fault import CORE, SQL, WORKER, Edit, Fault, fault
+from tests.tools.mutants.fault import CORE, SQL, WORKER, fault
 
 _UNDER_WAY: Final = "tests/integration/worker/targets/test_rabbitmq_under_way.py"
 _KAFKA: Final = "tests/integration/worker/kafka/test_kafka_sink.py"
@@ -123,17 +123,12 @@ BROKER: Final = (
         '"linger.ms": 1000',
         f"{_KAFKA}::TestRefusals::test_a_round_that_is_handed_over_slowly_keeps_the_order_of_a_key",
     ),
-    Fault(
+    fault(
         "of a round that an alarm ended all counts as taken",
-        (
-            Edit(
-                _ROUNDS,
-                "except OutboxError:\n            if producer",
-                "except BaseException:\n            if producer",
-            ),
-            Edit(_ROUNDS, "except OutboxError:\n            are_all", "except BaseException:\n            are_all"),
-        ),
-        (f"{_KAFKA}::TestRefusals::test_an_alarm_that_ends_a_callback_loses_nothing",),
+        _ROUNDS,
+        "except OutboxError:\n            are_all",
+        "except BaseException:\n            are_all",
+        f"{_KAFKA}::TestRefusals::test_an_alarm_that_ends_a_callback_loses_nothing",
     ),
     fault(
         "Kafka's answers are not awaited",

@@ -157,19 +157,9 @@ class Rounds:
         return self.finish(attempt, self.begin(attempt, part, producer), producer)
 
     def begin(self, attempt: Attempt, part: list[Message], producer: KafkaProducer) -> Round:
-        """Hand over the first messages of a part, as many as make a round.
-
-        Raises:
-            OutboxError: no message is to blame.
-
-        """
+        """Hand over the first messages of a part, as many as make a round; where that fails, `finish` says why."""
         begun = Round(producer.settings, part, len(attempt.taken) + len(attempt.failed))
-        try:
-            self._hand_over(attempt, begun, producer)
-        except OutboxError:
-            if producer.give_up():
-                attempt.taken += begun.find_taken()
-            raise
+        self._hand_over(attempt, begun, producer)
         return begun
 
     def finish(self, attempt: Attempt, begun: Round, producer: KafkaProducer) -> Sent:
