@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from typing_extensions import override
 
 from outbox_cli.try_out import shop
 from outbox_cli.try_out.counting import is_all_handled
@@ -23,6 +24,7 @@ class Sized(psycopg.Cursor[Any]):
 
     most = 0
 
+    @override
     def execute(self, *args, **kwargs):
         super().execute(*args, **kwargs)
         Sized.most = max(Sized.most, self.rowcount)
