@@ -146,7 +146,9 @@ def test_frozen_between_fetch_and_hand_over_a_worker_hands_nothing_over(outbox, 
         first.send(signal.SIGSTOP)
     outbox.connection.execute("UPDATE outbox.processor_leases SET expires_at = clock_timestamp()")
     wait_until(lambda: handed_over(outbox, second) == ids, "the standby hands them over")
-    time.sleep(2 * FRESH)  # so long, no more, what came with the fetch counts: no lease with most of its time ends in it
+    time.sleep(
+        2 * FRESH
+    )  # so long, no more, what came with the fetch counts: no lease with most of its time ends in it
 
     first.send(signal.SIGCONT)
 

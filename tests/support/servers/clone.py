@@ -119,8 +119,9 @@ class Primary(PostgresServer):
             shutil.rmtree(directory, ignore_errors=True)
 
     def wait_received(self, clone: Clone) -> None:
-        """Wait until a standby has replayed all that is written here."""
+        """Wait until a standby has replayed all that is committed here, which nothing waits for to be flushed."""
         with self.connect("postgres") as here, clone.connect("postgres") as there:
+            here.execute("CHECKPOINT")
             (end,) = here.execute("SELECT pg_current_wal_flush_lsn()").fetchone() or (None,)
             wait_until(
                 lambda: there.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (end,)).fetchone() == (True,),
