@@ -334,3 +334,16 @@ def test_a_rebuild_reaches_the_worker_and_a_change_of_it_replaces_the_pods():
     assert config.rebuild_of is not None
     assert (config.rebuild_of.processor_id, config.rebuild_of.hold) == ("v1", True)
     assert template_hash(held, IMAGES) != template_hash(free, IMAGES)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        build_release(build_processor(target=APART), IMAGES),
+        build_job(build_processor(target=APART), IMAGES, "try", Role.CLAIM),
+    ],
+    ids=["release", "try"],
+)
+def test_a_job_asks_the_database_that_has_the_claim(made: dict[str, Any]):
+    (text,) = made["spec"]["template"]["metadata"]["annotations"].values()
+    assert ProcessorConfig.model_validate_json(text).has_remote_target
