@@ -86,7 +86,7 @@ def test_messages_are_noticed_at_once_while_others_of_the_process_store(outbox, 
     """The log moves with each checkpoint of another processor: a look for all of them tells that from a message."""
     names = [f"p{number}" for number in range(MANY)]
     tables.make(*names)
-    slow = {"delivery": {"pollInterval": "5s"}}
+    slow = {"delivery": {"pollInterval": "30s"}}
     worker = workers.start_shared([named(outbox, name, **slow) for name in names], outbox.database.uri())
     worker.wait_for_all("all are active", are_active)
     took = []
@@ -94,9 +94,9 @@ def test_messages_are_noticed_at_once_while_others_of_the_process_store(outbox, 
         time.sleep(0.2)
         began = time.monotonic()
         ids = outbox.produce(1, start=number)
-        wait_until(lambda: all(tables.handled(name)[-1:] == ids for name in names), "all handled it", 4)  # noqa: B023
+        wait_until(lambda: all(tables.handled(name)[-1:] == ids for name in names), "all handled it")  # noqa: B023
         took.append(time.monotonic() - began)
-    assert sorted(took)[5] < 2.0
+    assert sorted(took)[5] < 10.0
 
 
 def test_one_that_fails_keeps_none_of_the_others_waiting(outbox, workers, tables):
