@@ -38,13 +38,12 @@ class ProcessorRunners:
         self.runners = runners
         self._throttle = runners[0].context.throttle
         self._target = runners[0].context.target
-        self._is_rated = runners[0].context.config.delivery.rate_limit is not None
+        self.is_rated = runners[0].context.config.delivery.rate_limit is not None
         self.activity = Activity(runners[0].context.status)
 
     def share(self) -> None:
         """Of the processor's rate this process uses the share that its partitions, or it itself, are of all."""
-        if self._is_rated:
-            self._throttle.share = sum(runner.share for runner in self.runners) / len(self.runners)
+        self._throttle.share = sum(runner.share for runner in self.runners) / len(self.runners)
 
     def tick(self) -> None:
         """Let the target keep its connection alive; where it changed, try at once what waits because of it."""
@@ -61,6 +60,7 @@ class Loop:
     def __init__(self, processors: Sequence[ProcessorRunners], *, waker: Waker, progress: Progress) -> None:
         """Keep the processors, at least one; they share the sessions."""
         self._processors = processors
+        self._rated = [processor for processor in processors if processor.is_rated]
         self._runners = [runner for processor in processors for runner in processor.runners]
         databases = [runner.context.databases for runner in self._runners]
         self._wal = databases[0].wal
@@ -79,7 +79,7 @@ class Loop:
                 for processor in self._processors:
                     processor.activity.look()
             at_rest = self._hear(live)
-            for processor in self._processors:
+            for processor in self._rated:
                 processor.share()
             due, runner = min(
                 ((each.state.due_at_rest if at_rest else each.state.due, each) for each in live), key=itemgetter(0)

@@ -120,7 +120,7 @@ class Runner:
 
     def _find_obstacle(self, step: Step) -> outcomes.Throttled | None:
         throttle, now = self.context.throttle, time.monotonic()
-        if step in HANDS_OVER:
+        if step in HANDS_OVER and now < throttle.paused_until:
             return throttle.find_pause(now)
         return throttle.find_obstacle(now) if step in USES_TARGET else None
 

@@ -44,7 +44,8 @@ class Throttle:
         self._delivery = delivery
         self.breaker = CLOSED
         self._bucket: rate.Bucket | None = None
-        self._asked_until = 0.0
+        self.paused_until = 0.0
+        """When a pause that the target asked for is over; in the past: there is none."""
         self.share = 1.0
         """Of the processor's rate, this process's: that of the partitions it owns, or one of all consumers."""
 
@@ -72,10 +73,10 @@ class Throttle:
 
     def find_pause(self, now: float) -> outcomes.Throttled | None:
         """Say whether the target asked for a pause that is not over: then not even what was read is handed over."""
-        if now >= self._asked_until:
+        if now >= self.paused_until:
             return None
         why = "the target asked for a pause: nothing is handed to it until that is over"
-        return outcomes.Throttled(self._asked_until - now, Reason.TARGET_UNAVAILABLE, why)
+        return outcomes.Throttled(self.paused_until - now, Reason.TARGET_UNAVAILABLE, why)
 
     def shown(self, state: ProcessorState) -> ProcessorState:
         """Return what is told of a partition while the breaker is not closed.
@@ -126,7 +127,7 @@ class Throttle:
             if error.reason is Reason.TARGET_UNAVAILABLE or isinstance(error, HandlerError):
                 self.breaker = decide_after_fault(self.breaker, settings, now)
             if error.reason is Reason.TARGET_UNAVAILABLE:
-                self._asked_until = max(self._asked_until, now + retry.asked_wait(error))
+                self.paused_until = max(self.paused_until, now + retry.asked_wait(error))
         elif batch.matched_count == 1:
             message = batch.messages[0] if batch.messages else None
             key: Hashable = batch.examined if message is None else message.partition_key or message.message_id
