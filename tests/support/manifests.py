@@ -148,6 +148,14 @@ INVALID = [
         worker(target={"kafka": KAFKA["kafka"] | {"topic": "shop/{messageType}"}}), "target.kafka.topic", id="no topic"
     ),
     pytest.param(
+        worker(
+            target={"kafka": KAFKA["kafka"] | {"topic": "orders", "checkpointTopic": "orders"}},
+            delivery={"guarantee": "Transactional"},
+        ),
+        "checkpointTopic cannot be the topic of the messages",
+        id="messages in the topic of checkpoints",
+    ),
+    pytest.param(
         worker(target=HTTP, delivery={"guarantee": "Transactional"}),
         "set delivery.guarantee: AtLeastOnce",
         id="a transactional receiver",

@@ -90,6 +90,16 @@ TopicTemplate = Annotated[
 class KafkaTarget(SpecModel):
     """Messages published to Kafka by an idempotent producer, each of a key to one partition of its topic."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!has(self.checkpointTopic) || self.checkpointTopic != self.topic",
+                "checkpointTopic cannot be the topic of the messages: Kafka compacts it, and would delete messages; "
+                "name another one",
+            ),
+        )
+    )
+
     connection: Connection = Field(
         description="The brokers: Secret with the keys `bootstrapServers` (host:port, several with commas between) and "
         "where they ask for it `username`, `password`, `saslMechanism` (PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512), `tls` "
