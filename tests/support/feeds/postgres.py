@@ -43,10 +43,7 @@ KEY = ProcessorKey("outbox", "orders")
 class _Effects(InTransaction):
     """A target that needs messages; the bench makes the effects itself."""
 
-    @property
-    @override
-    def needs_payload(self) -> bool:
-        return True
+    needs_payload = True
 
     @override
     def check(self) -> None:

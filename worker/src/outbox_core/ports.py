@@ -152,9 +152,8 @@ class AnyTarget(Protocol):
 class InTransaction(AnyTarget, Protocol):
     """A target whose effects happen in a transaction of the checkpoint's database."""
 
-    @property
-    def needs_payload(self) -> bool:
-        """False: the batch stays in the database and only its bounds travel."""
+    needs_payload: bool
+    """False: the batch stays in the database and only its bounds travel."""
 
     def handle(self, transaction: Any, batch: Batch) -> int:
         """Apply the batch inside the open transaction, on its connection; return the messages handled.
@@ -217,15 +216,10 @@ class OwnerStart:
 class OutsideTransaction(AnyTarget, Protocol):
     """A target outside the database: what was handed over cannot be recalled."""
 
-    @property
-    def needs_payload(self) -> bool:
-        """Always: the receiver cannot read the database."""
-        return True
-
-    @property
-    def has_own_transactions(self) -> bool:
-        """True: `begin_owner` is called for each owner, before anything is delivered or passed under its epoch."""
-        return False
+    needs_payload: bool = True
+    """The receiver cannot read the database."""
+    has_own_transactions: bool = False
+    """True: `begin_owner` is called for each owner, before anything is delivered or passed under its epoch."""
 
     def begin_owner(self, start: OwnerStart) -> None:
         """Shut former owners of the partition out, and learn what they delivered without storing it.

@@ -111,15 +111,10 @@ def _may_release(after: ProcessorState, outcome: outcomes.Outcome) -> bool:
     return after.step is Step.FETCH and not after.attempt and not searches
 
 
-def after_step(state: ProcessorState, outcome: outcomes.ConsumerOutcome, now: float, policy: Policy) -> ProcessorState:
-    """Decide what follows an outcome that only consumers have."""
-    after = _after_step(state, outcome, now, policy)
-    return after if state.claimed is None else share_time(state, after, outcome, now, policy)
-
-
-def _after_step(  # noqa: PLR0911 - a case for each outcome; mypy checks that none is missing
+def after_step(  # noqa: PLR0911 - a case for each outcome; mypy checks that none is missing
     state: ProcessorState, outcome: outcomes.ConsumerOutcome, now: float, policy: Policy
 ) -> ProcessorState:
+    """Decide what follows an outcome that only consumers have."""
     match outcome:
         case outcomes.Joined():
             state = replace(_empty_handed(state), joined=True, failures=0, start_from_used=outcome.start_from_used)

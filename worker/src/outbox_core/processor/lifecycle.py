@@ -62,8 +62,9 @@ def decide_next(
 
     """
     if isinstance(outcome, outcomes.ConsumerOutcome):
-        return competing.after_step(state, outcome, now, policy)
-    after = _decide(state, outcome, now, policy, chance)
+        after = competing.after_step(state, outcome, now, policy)
+    else:
+        after = _decide(state, outcome, now, policy, chance)
     if state.claimed is not None:
         return competing.share_time(state, after, outcome, now, policy)
     # What follows a batch follows that one only: if it is read again, so are they.

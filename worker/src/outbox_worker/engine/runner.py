@@ -155,10 +155,9 @@ class Runner:
                 status.add_batch(outcome.count)
                 self.context.throttle.succeed(outcome.count)
             case outcomes.Stored() | outcomes.Completed() if state.batch is not None:
-                status.add_batch(outcome.count)
+                status.add_batch(outcome.count, time.monotonic() - self._batch_began)
                 if outcome.count:
                     self.context.throttle.succeed(outcome.count)
-                status.add_seconds(time.monotonic() - self._batch_began, stored=True)
             case outcomes.Isolated() | outcomes.HeldSorted() | outcomes.Sifted():
                 self._count_some(state, outcome)
             case outcomes.Rejected():

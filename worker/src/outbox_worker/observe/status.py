@@ -170,11 +170,13 @@ class ProcessStatus:
         with self._lock:
             self._observed = replace(self._observed, **seen)  # type: ignore[arg-type]  # fields of Observed
 
-    def add_batch(self, count: int) -> None:
-        """Count a batch that was stored."""
+    def add_batch(self, count: int, seconds: float | None = None) -> None:
+        """Count a batch that was stored, and how long it took where that is known."""
         with self._lock:
             self.batches += 1
             self.handled += count
+            if seconds is not None:
+                self.batch_seconds["stored"].add(seconds)
 
     def add_seconds(self, seconds: float, *, stored: bool) -> None:
         """Count how long a batch took."""

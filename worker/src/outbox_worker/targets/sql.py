@@ -60,11 +60,7 @@ class SqlSink(SearchTarget):
         self._schema = schema
         self._statement = target.statement
         self._whole, self._some = whole, some
-
-    @property
-    @override
-    def needs_payload(self) -> bool:
-        return self._whole is None
+        self.needs_payload = whole is None
 
     @override
     def check(self) -> None:

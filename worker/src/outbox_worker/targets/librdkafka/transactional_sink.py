@@ -53,6 +53,8 @@ class _Publisher:
 class TransactionalKafkaSink(OutsideTransaction):
     """Publisher of one processor: a producer for each partition that this process owns."""
 
+    has_own_transactions = True
+
     def __init__(self, target: KafkaTarget, directory: Path, config: ProcessorConfig, pod: str) -> None:
         """Keep the settings, as `outbox_worker.targets.kafka.KafkaSink` does; nothing is opened."""
         self._directory, self._processor_id = directory, config.processor_id
@@ -66,11 +68,6 @@ class TransactionalKafkaSink(OutsideTransaction):
         self._publishers: dict[int, _Publisher] = {}
         self._committed: dict[int, Published] = {}
         self._ahead: dict[int, tuple[int, int]] = {}
-
-    @property
-    @override
-    def has_own_transactions(self) -> bool:
-        return True
 
     @override
     def check(self) -> None:
