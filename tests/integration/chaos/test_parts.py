@@ -182,3 +182,17 @@ def test_partition_in_sql_is_the_judges(prepared) -> None:
         .fetchall()
     )
     assert dict(rows) == {key: partition_of(key, 4) for key in keys}
+
+
+@pytest.mark.parametrize(
+    ("session", "worker"),
+    [
+        ("outbox ordered-sql worker-3", "worker-3"),
+        ("outbox ordered-sql worker-3 heartbeat", "worker-3"),
+        ("outbox shared-ordered-sql.worker-12", "shared-ordered-sql.worker-12"),
+        ("observer", None),
+    ],
+)
+def test_the_worker_of_a_session_is_found_by_its_name(prepared, session, worker) -> None:
+    with prepared.direct() as connection:
+        assert connection.execute("SELECT chaos.worker_of(%s)", [session]).fetchone() == (worker,)

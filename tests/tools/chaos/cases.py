@@ -74,6 +74,7 @@ class Case:
         changes: the number of partitions is changed while it runs.
         failing: some messages fail for a while by what they say; those of other keys go on.
         once: though its target is no database, no message may be there twice: by numbers, or by transactions of Kafka.
+        shared: so many processors more run in its processes, as with `worker.shared`. They have tables of their own.
 
     """
 
@@ -93,6 +94,15 @@ class Case:
     changes: bool = False
     failing: bool = False
     once: bool = False
+    shared: int = 0
+
+    @property
+    def companions(self) -> tuple[Case, ...]:
+        """The other processors of its processes. No fault is aimed at them, and every one strikes them too."""
+        return tuple(
+            replace(self, name=f"{self.name}-{number}", target=Target.SQL, shared=0)
+            for number in range(1, self.shared + 1)
+        )
 
     @property
     def exact(self) -> bool:
@@ -170,6 +180,11 @@ def _apart_partitioned(target: Target) -> Case:
     )  # fmt: skip
 
 
+def _shared(case: Case) -> Case:
+    """The same case in processes that it shares with other processors."""
+    return replace(case, name=f"shared-{case.name}", mode=f"{case.mode}, shared", shared=3)
+
+
 _AGAIN: Final = {"retry": {"maxAttempts": 1000, "initialBackoff": "50ms", "maxBackoff": "500ms"}}
 """A message that fails is tried again until it does not."""
 
@@ -221,6 +236,9 @@ CASES: Final = (
     _apart_snapshot(Target.SQL),
     _apart_partitioned(Target.SQL),
     _apart_partitioned(Target.PYTHON),
+    _shared(_ordered(Target.SQL)),
+    _shared(_snapshot_ordered(Target.RABBITMQ)),
+    _shared(_competing(Target.SQL)),
     _failing(_ordered(Target.PYTHON)),
     _failing(_partitioned(Target.PYTHON)),
     _failing(_competing(Target.PYTHON)),

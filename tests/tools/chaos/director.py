@@ -207,9 +207,10 @@ class Director:
         moved_at = time.monotonic()
         while left and time.monotonic() < moved_at + DRAIN_SECONDS:
             for case in list(left.values()):
-                if self._is_drained(case, produced):
+                together = (case, *case.companions)
+                if all(self._is_drained(one, self._pods[case.name].partitions, produced) for one in together):
                     del left[case.name]
-                place = read_final(self._databases, case), count_handled(self._databases, case)
+                place = [(read_final(self._databases, one), count_handled(self._databases, one)) for one in together]
                 if places.get(case.name) != place:
                     places[case.name], moved_at = place, time.monotonic()
             time.sleep(DRAIN_LOOK_SECONDS)
@@ -218,8 +219,7 @@ class Director:
             for name in left
         }
 
-    def _is_drained(self, case: Case, produced: Sequence[Committed]) -> bool:
-        partitions = self._pods[case.name].partitions
+    def _is_drained(self, case: Case, partitions: int, produced: Sequence[Committed]) -> bool:
         handled = count_handled(self._databases, case)
         seen = Evidence(
             (), final=read_final(self._databases, case), partitions=partitions,
@@ -242,6 +242,7 @@ class Director:
         for case in cases:
             seen = evidence[case.name]
             complaints = [*seen.complaints, *stuck.get(case.name, ()), *find_late(recoveries, case)]
+            complaints += [what for each in case.companions for what in self._judge_companion(each, produced, journal)]
             evidence[case.name] = replace(seen, complaints=complaints)
         verdicts = [judge(case, produced, evidence[case.name]) for case in cases]
         random = Random(self._plan.seed)
@@ -261,6 +262,11 @@ class Director:
         for line in lines:
             self._say(line)
         return result.status
+
+    def _judge_companion(self, case: Case, produced: Sequence[Committed], journal: Journal) -> list[str]:
+        """Name what is wrong with a processor that shared the processes of a case."""
+        seen = collect(case, self._databases, self._brokers, journal)
+        return [f"{case.name}: {what}" for what in judge(case, produced, seen).violations]
 
     def close(self) -> None:
         """Leave no server's files behind; processes would end with this one's namespaces anyhow."""

@@ -157,8 +157,9 @@ def read_complaints(databases: Databases, case: Case, partitions: int) -> list[s
     return [row[0] for row in rows]
 
 
-def collect(case: Case, databases: Databases, brokers: Brokers, journal: Journal, pods: Pods) -> Evidence:
-    """Read everything that there is about a case, when all is at rest."""
+def collect(case: Case, databases: Databases, brokers: Brokers, journal: Journal, pods: Pods | None = None) -> Evidence:
+    """Read everything that there is about a case, when all is at rest; `pods`: the processes that are its own."""
+    partitions = case.partitions if pods is None else pods.partitions
     if case.target.is_database:
         with databases.home(case).connect() as connection:
             handled = read_rows(connection, "chaos", case.table)
@@ -172,9 +173,9 @@ def collect(case: Case, databases: Databases, brokers: Brokers, journal: Journal
         held=journal.held(case),
         effects=effects,
         final=read_final(databases, case),
-        unexamined=read_unexamined(databases, case, pods.partitions),
-        partitions=pods.partitions,
-        complaints=[*pods.ended_by_themselves, *read_complaints(databases, case, pods.partitions)],
+        unexamined=read_unexamined(databases, case, partitions),
+        partitions=partitions,
+        complaints=[*(pods.ended_by_themselves if pods else ()), *read_complaints(databases, case, partitions)],
     )
 
 

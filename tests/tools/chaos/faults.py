@@ -30,15 +30,15 @@ BROKER_STARTS: Final = 4
 CLOCK_SLACK: Final = 3.0
 """Seconds that a worker may take to say what time it is."""
 _IN_BATCH: Final = """
-SELECT split_part(application_name, ' ', 3) FROM pg_stat_activity
- WHERE application_name LIKE 'outbox ' || %s || ' %%' AND wait_event = 'PgSleep'
+SELECT chaos.worker_of(application_name) FROM pg_stat_activity
+ WHERE application_name ~ ('^outbox ' || %s || '[ .]worker-') AND wait_event = 'PgSleep'
 """
 _GATE: Final = """
 INSERT INTO chaos.gates (name, until) VALUES (%s, clock_timestamp() + make_interval(secs => %s))
     ON CONFLICT (name) DO UPDATE SET until = excluded.until
 """
 _TERMINATE: Final = """
-SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'outbox ' || %s || ' %%'
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ ('^outbox ' || %s || '[ .]worker-')
 """
 
 

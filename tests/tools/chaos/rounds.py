@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 MOST_AT_ONCE: Final = 7
 """Cases: with two or three processes each, what two cores can bear."""
-SEED: Final = 408
+SEED: Final = 25
 """Of `make test`: every kind of fault strikes its sample in 100 s, and each case is frozen in mid-batch."""
 _FAMILIES: Final = (
-    ("ordered-", "failing-ordered-"), ("partitioned-", "failing-partitioned-"),
-    ("snapshot-ordered-", "snapshot-partitioned-"), ("competing-", "queue-", "failing-competing-"), ("apart-",),
-    ("stream-",), ("kafka-",),
+    ("ordered-", "failing-ordered-", "shared-ordered-"), ("partitioned-", "failing-partitioned-"),
+    ("snapshot-ordered-", "snapshot-partitioned-", "shared-snapshot-"),
+    ("competing-", "queue-", "failing-competing-", "shared-competing-"), ("apart-",), ("stream-",), ("kafka-",),
 )  # fmt: skip
 
 

@@ -7,6 +7,11 @@ CREATE FUNCTION chaos.partition_of(p_key text, p_count integer) RETURNS integer 
     SELECT get_byte(sha256(convert_to(p_key, 'UTF8')), 0) % 64 % p_count
 $$;
 
+-- Which worker a session is of, by its application_name. Where processors share a worker that names the worker alone.
+CREATE FUNCTION chaos.worker_of(p_name text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT substring(p_name FROM '[^ ]*worker-[0-9]+')
+$$;
+
 -- A producer's own mark in each transaction: by it the producer learns what became of a COMMIT without an answer.
 CREATE TABLE chaos.transactions (mark uuid PRIMARY KEY, committed boolean NOT NULL);
 

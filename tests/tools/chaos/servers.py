@@ -13,6 +13,7 @@ import signal
 import subprocess
 import threading
 import time
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,7 +48,7 @@ SABOTAGE: Final = Path(__file__).with_name("sabotage")
 _TABLE: Final = """
 CREATE TABLE chaos.{table} (handled_id bigserial PRIMARY KEY, message_id text, order_key text, order_sequence integer,
     cents integer, partition integer, epoch bigint, holder text,
-    handler text DEFAULT split_part(current_setting('application_name'), ' ', 3));
+    handler text DEFAULT chaos.worker_of(current_setting('application_name')));
 CREATE TRIGGER pass_gate BEFORE INSERT ON chaos.{table} FOR EACH STATEMENT EXECUTE FUNCTION chaos.pass_gate({name})
 """
 _BACKENDS: Final = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' ORDER BY pid"
@@ -186,10 +187,10 @@ class Postgres:
                 connection.execute((SABOTAGE / f"{sabotage}.sql").read_text())
             for queue in queues:
                 connection.execute("SELECT outbox.create_queue(%s)", [queue])
-            for case in cases:
-                if case.target.is_database:
+            for each in chain(cases, *(case.companions for case in cases)):
+                if each.target.is_database:
                     connection.execute(
-                        sql.SQL(_TABLE).format(table=sql.Identifier(case.table), name=sql.Literal(case.name))
+                        sql.SQL(_TABLE).format(table=sql.Identifier(each.table), name=sql.Literal(each.name))
                     )
 
     def burn(self, transactions: int) -> None:

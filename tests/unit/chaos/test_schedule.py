@@ -205,3 +205,12 @@ def test_the_seed_of_make_test_strikes_with_every_kind() -> None:
     frozen = [fault.case for fault in schedule if fault.kind is Kind.FREEZE_IN_BATCH]
     assert set(frozen) == {case.name for case in cases}
     assert [case.name for case in cases[5:]] == ["stream-partitioned", "kafka-once-partitioned"]
+
+
+def test_processors_that_share_the_processes_of_a_case_are_told_apart() -> None:
+    (case,) = select_cases(["shared-snapshot-ordered-rabbitmq"])
+    together = (case, *case.companions)
+    assert [each.target for each in together] == [Target.RABBITMQ, Target.SQL, Target.SQL, Target.SQL]
+    assert len({each.table for each in together}) == len({build_config(each)["processorId"] for each in together}) == 4
+    assert not any(each.companions for each in case.companions)
+    assert not {each.name for each in case.companions} & {each.name for each in CASES}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import signal
 import struct
 import subprocess
@@ -125,6 +126,8 @@ class Pods:
     def _start(self) -> None:
         self.started += 1
         name = f"worker-{self.started}"  # short: with the case's it is the connection's name, of which 63 bytes count
+        if self.case.companions:  # a session of several processors is named by its pod alone
+            name = f"{self.case.name}.{name}"
         clock = self._directory / f"clock-{self.started}"
         clock.write_bytes(bytes(8))
         handler = build_handler(self.case) if self.case.target is Target.PYTHON else None
@@ -134,9 +137,20 @@ class Pods:
             (home / "connections/target" / key).write_text(value)
         environment = {"LD_PRELOAD": str(shim()), "STEPCLOCK_FILE": str(clock)}
         port = next(_ports)
-        worker = self._workers.launch(home, "--port", str(port), pod=name, environment=environment)
+        arguments = ["--port", str(port), *(self._share(home) if self.case.companions else ())]
+        worker = self._workers.launch(home, *arguments, pod=name, environment=environment)
         worker.port = port
         self._pods.append(Pod(name, worker, clock, self._generation))
+
+    def _share(self, home: Path) -> list[str]:
+        """Write the files of a process with several processors; return the arguments that name them."""
+        (home / "processors").mkdir()
+        for case in (self.case, *self.case.companions):
+            config = build_config(case, generation=self._generation)
+            (home / "processors" / f"{case.name}.json").write_text(json.dumps(config))
+        for secret, directory in (("db", "source"), ("broker", "target")):
+            (home / "connections" / secret).symlink_to(home / "connections" / directory)
+        return ["--processors", str(home / "processors")]
 
     def kill(self, pod: Pod, *, restart_after: float) -> None:
         """SIGKILL, and a new one no sooner than so many seconds from now."""
@@ -171,8 +185,8 @@ class Pods:
         said = []
         for pod in self.alive():
             try:
-                report = pod.worker.report()
-                said.append(f"{pod.name}: {report.state} {report.reason}: {report.message}")
+                reports = pod.worker.reports().values() if self.case.companions else [pod.worker.report()]
+                said += [f"{pod.name}, {one.processor_id}: {one.state} {one.reason}: {one.message}" for one in reports]
             except (OSError, ValueError) as error:
                 said.append(f"{pod.name}: no report ({error})")
         return said
