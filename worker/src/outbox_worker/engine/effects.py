@@ -8,8 +8,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, assert_never
 
-from outbox_core.errors import ConfigurationError
+from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.ports import InTransaction, OutsideTransaction, PipelinedTarget, SearchTarget
+from outbox_core.report import Reason
 from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:
@@ -90,26 +91,37 @@ class Effects:
             self._ownership.leave()
 
     def deliver(self, batch: Batch, epoch: int) -> int:
-        """Hand the batch to a target outside, within delivery.timeout; return the messages handled."""
+        """Hand the batch to a target outside, within delivery.timeout; return the messages handled.
+
+        Raises:
+            TransientError: the target did not confirm the only message of the batch. Of several, half may be in time.
+            OutboxError: it did not take all of them.
+
+        """
         target = self._outside
         if target is None:
             raise ConfigurationError("a target in the database has its effects in a transaction")
         self.spend(batch.matched_count)
-        return self._handed_over(partial(target.deliver, batch, epoch))
+        try:
+            return self._shutdown.limited(self._timeout, partial(target.deliver, batch, epoch))
+        except Interrupted as err:
+            if err.draining or len(batch) > 1:
+                raise err.as_error("handing the batch over") from err
+            raise TransientError(
+                "the target did not confirm one message within delivery.timeout; it is handed over until it does",
+                reason=Reason.TARGET_UNAVAILABLE,
+            ) from err
 
     def begin(self, batch: Batch, epoch: int) -> None:
         """Let the target begin to take the batch, which is delivered later, within delivery.timeout."""
         target = self._pipelined
         if target is None:
             raise ConfigurationError("a target that takes one batch at a time begins none before its turn")
-        self._handed_over(partial(target.begin, batch, epoch))
+        try:
+            self._shutdown.limited(self._timeout, partial(target.begin, batch, epoch))
+        except Interrupted as err:
+            raise err.as_error("handing the batch over") from err
 
     def is_under_way(self, batch: Batch) -> bool:
         """Say whether the target still takes a batch that it began to take."""
         return self._pipelined is not None and self._pipelined.is_under_way(batch)
-
-    def _handed_over(self, act: Callable[[], _Answer]) -> _Answer:
-        try:
-            return self._shutdown.limited(self._timeout, act)
-        except Interrupted as err:
-            raise err.as_error("handing the batch over") from err

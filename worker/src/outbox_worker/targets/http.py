@@ -31,7 +31,6 @@ from outbox_core.processor.taken import TakenMessages
 from outbox_core.progress.barrier import key_of
 from outbox_core.report import Reason
 from outbox_core.spec import Blocks, Mode, PartitionKey
-from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.secret_files import build_tls, invalid_secret, read_files
 from outbox_worker.targets.templates import check_key
 from outbox_worker.targets.trace_context import TRACE_HEADERS, read_trace
@@ -118,10 +117,8 @@ class HttpSink(OutsideTransaction):
         attempt = _Attempt(_read_secret(self._directory), iter(lanes))
         try:
             self._post_all(attempt, min(self._target.parallelism, len(lanes)))
-        except BaseException as err:
+        except BaseException:
             self._taken.add(batch, attempt.taken)
-            if isinstance(err, Interrupted) and not err.draining and len(batch) == 1:
-                raise self._unavailable("did not answer within delivery.timeout") from err
             raise
         return self._taken.conclude(batch, messages, attempt.failed)
 

@@ -15,12 +15,9 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from outbox_core.errors import TransientError
 from outbox_core.ports import PipelinedTarget
 from outbox_core.processor.taken import TakenMessages
-from outbox_core.report import Reason
 from outbox_core.spec import Guarantee
-from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.librdkafka.producer import KafkaProducer
 from outbox_worker.targets.librdkafka.rounds import Attempt, Rounds
 from outbox_worker.targets.librdkafka.settings import read_broker_settings
@@ -134,15 +131,10 @@ class KafkaSink(PipelinedTarget):
             if not self.is_under_way(batch):
                 self._begin(batch, epoch)
             self._complete(self._begun[batch.partition])
-        except BaseException as err:
+        except BaseException:
             if self.is_under_way(batch):
                 self._taken.add(batch, self._begun[batch.partition].attempt.taken)
             self.close()
-            if isinstance(err, Interrupted) and not err.draining and len(batch) == 1:  # of several, half may be in time
-                raise TransientError(
-                    "Kafka did not confirm one message within delivery.timeout; it is published until it does",
-                    reason=Reason.TARGET_UNAVAILABLE,
-                ) from err
             raise
         attempt = self._begun.pop(batch.partition).attempt
         return self._taken.conclude(batch, attempt.messages, attempt.failed)

@@ -18,7 +18,6 @@ from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, Tr
 from outbox_core.ports import PipelinedTarget
 from outbox_core.processor.taken import TakenMessages
 from outbox_core.report import Reason
-from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.amqp.broker import read_broker_address
 from outbox_worker.targets.amqp.connection import AmqpConnection
 from outbox_worker.targets.amqp.encoder import PLACE, MessageEncoder
@@ -144,22 +143,14 @@ class RabbitmqSink(PipelinedTarget):
             OutboxError: the broker did not answer for all of the batch.
 
         """
-        try:
-            with self._closing_at_fault():
-                begun = self._begun_of(batch.partition)
-                if begun and begun[0].batch is batch:
-                    attempt = begun[0]
-                else:
-                    self._end_begun(begun)
-                    attempt = self._publish(batch, epoch)
-                self._await_answers(attempt)
-        except Interrupted as err:
-            if err.draining or len(batch) > 1:  # of several, half may be in time
-                raise
-            raise TransientError(
-                "the broker did not confirm one message within delivery.timeout; it is published until it does",
-                reason=Reason.TARGET_UNAVAILABLE,
-            ) from err
+        with self._closing_at_fault():
+            begun = self._begun_of(batch.partition)
+            if begun and begun[0].batch is batch:
+                attempt = begun[0]
+            else:
+                self._end_begun(begun)
+                attempt = self._publish(batch, epoch)
+            self._await_answers(attempt)
         return self._taken.conclude(batch, attempt.messages, attempt.failed)
 
     @contextmanager

@@ -16,10 +16,8 @@ from outbox_core.errors import ConfigurationError, HandlerError, TransientError
 from outbox_core.ports import OutsideTransaction
 from outbox_core.processor.taken import TakenMessages
 from outbox_core.progress.numbering import list_numbers
-from outbox_core.report import Reason
 from outbox_core.spec import Blocks
 from outbox_worker.logs import get_logger
-from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.amqp.broker import STREAM, read_broker_address
 from outbox_worker.targets.streams.connection import connect_to_leader
 from outbox_worker.targets.streams.encoder import StreamEncoder
@@ -115,13 +113,8 @@ class RabbitmqStreamSink(OutsideTransaction):
         try:
             if attempt.messages:
                 self._publish(attempt, epoch)
-        except BaseException as err:
+        except BaseException:
             self._give_up(batch, attempt)
-            if isinstance(err, Interrupted) and not err.draining and len(batch) == 1:  # of several, half may be in time
-                raise TransientError(
-                    "the broker did not confirm one message within delivery.timeout; it is published until it does",
-                    reason=Reason.TARGET_UNAVAILABLE,
-                ) from err
             raise
         return self._taken.conclude(batch, attempt.sent.values(), attempt.failed)
 
