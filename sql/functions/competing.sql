@@ -125,8 +125,7 @@ AS $function$
 -- whose consumer died is handled in smaller chunks, so that in the end a poison message is alone and its crashes are counted.
 DECLARE
     v_batch competing_batches;
-    v_transaction_ids xid8[];
-    v_positions bigint[];
+    v_rows tid[];
 BEGIN
     IF NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid) THEN
         RETURN;
@@ -150,25 +149,25 @@ BEGIN
     -- Two statements: each has an index of its own. A function that may change from row to row is no bound of an index scan: in a
     -- subselect it is called once.
     IF p_failed THEN
-        SELECT array_agg(d.transaction_id), array_agg(d.position) INTO v_transaction_ids, v_positions FROM (
-            SELECT w.transaction_id, w.position FROM competing_retries w
+        SELECT array_agg(d.row_id) INTO v_rows FROM (
+            SELECT w.ctid AS row_id FROM competing_retries w
             WHERE w.processor_id = p_processor_id AND w.due_at <= (SELECT clock_timestamp()) AND w.error_class IS NOT NULL
             ORDER BY w.due_at LIMIT p_limit
             FOR UPDATE SKIP LOCKED) AS d;
     ELSE
-        SELECT array_agg(d.transaction_id), array_agg(d.position) INTO v_transaction_ids, v_positions FROM (
-            SELECT w.transaction_id, w.position FROM competing_retries w
+        SELECT array_agg(d.row_id) INTO v_rows FROM (
+            SELECT w.ctid AS row_id FROM competing_retries w
             WHERE w.processor_id = p_processor_id AND w.due_at <= (SELECT clock_timestamp()) AND w.error_class IS NULL
             ORDER BY w.due_at LIMIT p_limit
             FOR UPDATE SKIP LOCKED) AS d;
     END IF;
-    IF v_positions IS NULL THEN
+    IF v_rows IS NULL THEN
         RETURN;
     END IF;
     RETURN QUERY
         WITH due AS (
-            DELETE FROM competing_retries r USING unnest(v_transaction_ids, v_positions) AS d (t, p)
-            WHERE r.processor_id = p_processor_id AND r.transaction_id = d.t AND r.position = d.p
+            -- They are locked, so no other transaction moves them.
+            DELETE FROM competing_retries r WHERE r.ctid = ANY (v_rows)
             RETURNING r.transaction_id AS t, r.position AS p, r.attempts AS a
         )
         INSERT INTO competing_batches

@@ -26,22 +26,26 @@ AS $function$
 $function$;
 
 CREATE OR REPLACE FUNCTION :"schema".advance_keys(p_processor_id text, p_partition int, p_keys text[]) RETURNS void
-LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- Something of these keys was handled, dropped or skipped: the first that waits behind it is due, unless a dead letter
--- still blocks the key. One look for each key, however many wait.
-    UPDATE held_messages h SET behind = false, next_attempt_at = clock_timestamp()
-    FROM (SELECT DISTINCT k FROM unnest(p_keys) AS k) AS wanted
-    CROSS JOIN LATERAL (
-        SELECT f.transaction_id, f.position, f.behind FROM held_messages f
-        WHERE f.processor_id = p_processor_id AND f.partition = p_partition
-          AND f.key_hash = hashtextextended(wanted.k, 0) AND f.key = wanted.k AND f.blocks
-        ORDER BY f.place LIMIT 1) AS first
-    WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND first.behind
-      AND h.transaction_id = first.transaction_id AND h.position = first.position
-      AND NOT EXISTS (SELECT 1 FROM dead_letters d
-                      WHERE d.processor_id = p_processor_id AND d.partition = p_partition
-                        AND d.key_hash = hashtextextended(wanted.k, 0) AND d.key = wanted.k AND d.blocks)
+-- still blocks the key. One look for each key, however many wait. Here and below one message after the other: for a join
+-- the planner may read all that is held for each of them, since it takes a table that was never analysed for small.
+DECLARE
+    v_key text;
+BEGIN
+    FOR v_key IN SELECT DISTINCT k FROM unnest(p_keys) AS k LOOP
+        UPDATE held_messages h SET behind = false, next_attempt_at = clock_timestamp()
+        WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.behind
+          AND h.place = (SELECT f.place FROM held_messages f
+                         WHERE f.processor_id = p_processor_id AND f.partition = p_partition
+                           AND f.key_hash = hashtextextended(v_key, 0) AND f.key = v_key AND f.blocks
+                         ORDER BY f.place LIMIT 1)
+          AND NOT EXISTS (SELECT 1 FROM dead_letters d
+                          WHERE d.processor_id = p_processor_id AND d.partition = p_partition
+                            AND d.key_hash = hashtextextended(v_key, 0) AND d.key = v_key AND d.blocks);
+    END LOOP;
+END
 $function$;
 
 CREATE OR REPLACE FUNCTION :"schema".skip_reason(
@@ -228,23 +232,25 @@ AS $function$
 -- In the transaction of their effects: held messages are handled. -1: not the owner. Else how many were still held; less
 -- than were named means that they were handled or dropped before: roll back.
 DECLARE
-    v_keys text[];
+    v record;
+    v_key text;
+    v_keys text[] := '{}';
 BEGIN
     IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
         RETURN -1;
     END IF;
-    WITH gone AS (
+    FOR v IN SELECT * FROM unnest(p_transaction_ids, p_positions) AS w (t, p) LOOP
         DELETE FROM held_messages h
-        USING unnest(p_transaction_ids, p_positions) AS w (transaction_id, position)
-        WHERE h.processor_id = p_processor_id AND h.partition = p_partition
-          AND h.transaction_id = w.transaction_id AND h.position = w.position
-        RETURNING h.key
-    )
-    SELECT array_agg(g.key) INTO v_keys FROM gone g;
+        WHERE h.transaction_id = v.t AND h.position = v.p AND h.processor_id = p_processor_id AND h.partition = p_partition
+        RETURNING h.key INTO v_key;
+        IF FOUND THEN
+            v_keys := v_keys || v_key;
+        END IF;
+    END LOOP;
     PERFORM advance_keys(p_processor_id, p_partition, v_keys);
     UPDATE processor_suspicions s SET held_transaction_ids = '{}', held_positions = '{}'
     WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
-    RETURN coalesce(cardinality(v_keys), 0);
+    RETURN cardinality(v_keys);
 END
 $function$;
 
@@ -257,47 +263,49 @@ AS $function$
 -- user says so), keep it as a dead letter, or skip it for good. What waits behind a dead letter of its key goes on
 -- waiting, if that blocks. -1: not the owner. Else how many of them are still held, before this.
 DECLARE
-    v_found int;
-    v_keys text[];
+    v record;
+    v_gone held_messages;
+    v_found int := 0;
+    v_keys text[] := '{}';
 BEGIN
     IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
         RETURN -1;
     END IF;
     UPDATE processor_suspicions s SET held_transaction_ids = '{}', held_positions = '{}'
     WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
-    UPDATE held_messages h
-    SET attempts = v.attempts, error_class = v.class, error = v.error, blocks = h.blocks OR v.blocks,
-        next_attempt_at = coalesce(clock_timestamp() + make_interval(secs => v.wait), 'infinity')
-    FROM jsonb_to_recordset(p_verdicts) AS v (t xid8, p bigint, attempts int, class text, error text,
-                                              wait double precision, blocks boolean)
-    WHERE h.processor_id = p_processor_id AND h.partition = p_partition
-      AND h.transaction_id = v.t AND h.position = v.p;
-    GET DIAGNOSTICS v_found = ROW_COUNT;
-    WITH gone AS (
+    FOR v IN
+        SELECT * FROM jsonb_to_recordset(p_verdicts) AS r (
+            t xid8, p bigint, action text, attempts int, class text, error text, wait double precision, blocks boolean)
+    LOOP
+        IF v.action = 'Hold' THEN
+            UPDATE held_messages h
+            SET attempts = v.attempts, error_class = v.class, error = v.error, blocks = h.blocks OR v.blocks,
+                next_attempt_at = coalesce(clock_timestamp() + make_interval(secs => v.wait), 'infinity')
+            WHERE h.transaction_id = v.t AND h.position = v.p AND h.processor_id = p_processor_id AND h.partition = p_partition;
+            v_found := v_found + FOUND::int;
+            CONTINUE;
+        END IF;
         DELETE FROM held_messages h
-        USING jsonb_to_recordset(p_verdicts) AS v (t xid8, p bigint, action text, blocks boolean)
-        WHERE v.action <> 'Hold' AND h.processor_id = p_processor_id AND h.partition = p_partition
-          AND h.transaction_id = v.t AND h.position = v.p
-        RETURNING h.*, v.action, v.blocks AS blocking
-    ), dead AS (
-        INSERT INTO dead_letters (processor_id, partition, key, place, transaction_id, position, message_id,
-                                  message_type, publication_id, partition_key, data, metadata, scheduled, attempts,
-                                  error_class, error, blocks)
-        SELECT p_processor_id, p_partition, g.key, g.place, g.transaction_id, g.position, g.message_id, g.message_type,
-               g.publication_id, g.partition_key, g.data, g.metadata, g.scheduled, g.attempts, g.error_class, g.error,
-               g.blocking
-        FROM gone g WHERE g.action = 'DeadLetter' ORDER BY g.place
-    ), skipped AS (
-        INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
-        SELECT 'Skip', p_processor_id, p_partition, g.transaction_id, g.position,
-               skip_reason(g.message_id, g.message_type, g.key, g.attempts, g.error_class, g.error),
-               'delivery.whenExhausted'
-        FROM gone g WHERE g.action = 'Skip' ORDER BY g.place
-    )
-    SELECT array_agg(g.key) INTO v_keys FROM gone g;
-    IF v_keys IS NOT NULL THEN
-        PERFORM advance_keys(p_processor_id, p_partition, v_keys);
-    END IF;
+        WHERE h.transaction_id = v.t AND h.position = v.p AND h.processor_id = p_processor_id AND h.partition = p_partition
+        RETURNING h.* INTO v_gone;
+        CONTINUE WHEN NOT FOUND;
+        v_found := v_found + 1;
+        v_keys := v_keys || v_gone.key;
+        IF v.action = 'DeadLetter' THEN
+            INSERT INTO dead_letters (processor_id, partition, key, place, transaction_id, position, message_id,
+                                      message_type, publication_id, partition_key, data, metadata, scheduled, attempts,
+                                      error_class, error, blocks)
+            VALUES (p_processor_id, p_partition, v_gone.key, v_gone.place, v.t, v.p, v_gone.message_id,
+                    v_gone.message_type, v_gone.publication_id, v_gone.partition_key, v_gone.data, v_gone.metadata,
+                    v_gone.scheduled, v.attempts, v.class, v.error, v.blocks);
+        ELSE
+            INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
+            VALUES ('Skip', p_processor_id, p_partition, v.t, v.p,
+                    skip_reason(v_gone.message_id, v_gone.message_type, v_gone.key, v.attempts, v.class, v.error),
+                    'delivery.whenExhausted');
+        END IF;
+    END LOOP;
+    PERFORM advance_keys(p_processor_id, p_partition, v_keys);
     RETURN v_found;
 END
 $function$;

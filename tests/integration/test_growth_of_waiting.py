@@ -110,6 +110,37 @@ def test_messages_that_are_held_and_not_due_cost_a_look_nothing(database):
     assert counting.pages < FEW
 
 
+FAIL = """
+    SELECT outbox.fail_held_messages('orders', 0, %(epoch)s, %(token)s::uuid, jsonb_agg(jsonb_build_object(
+        't', '5', 'p', i, 'action', '{action}', 'blocks', true, 'attempts', 2, 'wait', 60)))
+    FROM generate_series(1, %(count)s) AS i
+"""
+SETTLE = """
+    SELECT outbox.settle_held_messages('orders', 0, %(epoch)s, %(token)s::uuid, array_agg('5'::xid8),
+                                       array_agg(i::bigint))
+    FROM generate_series(1, %(count)s) AS i
+"""
+READ = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'held_messages'"
+
+
+@pytest.mark.parametrize(
+    "settle",
+    [FAIL.format(action="Hold"), FAIL.format(action="Skip"), SETTLE],
+    ids=["failed again", "skipped", "handled"],
+)
+def test_of_many_held_messages_those_are_read_that_were_tried(database, settle):
+    """Also where the table was never analysed, as in the first minute in which many fail."""
+    epoch, connection = own(database, TOKEN), database.direct(autocommit=False)
+    connection.execute("ALTER TABLE outbox.held_messages SET (autovacuum_enabled = false)")
+    connection.execute(HOLD, {"together": True, "count": 2_000})
+    connection.commit()
+    row = connection.execute(settle, {"epoch": epoch, "token": TOKEN, "count": 20}).fetchone()
+    assert row == (20,)
+    (read,) = connection.execute(READ).fetchone()
+    assert read < 500
+    connection.rollback()
+
+
 @pytest.fixture
 def consumer(database):
     connection = database.direct()

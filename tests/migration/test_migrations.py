@@ -24,6 +24,7 @@ NAMES = [migration.name for migration in SHIPPED if migration.phase is Phase.PRE
 SET = SHIPPED[-1]
 CHECKSUMS = {
     9: "c796612467c51da675fdc5d269832e6b5a97034e7bfdcc036c2db7b834ba1d77",
+    10: "1dfd6f60832ccc52dc9c3ee05eaea76ff5e10a4c95d6d0f6f9b2a05ed9cbb7ee",
 }
 """Of each set of functions, by its number: a former one is never edited."""
 FUNCTIONS = """
