@@ -131,5 +131,12 @@ def test_several_held_messages_that_fail_are_sorted_in_one_step_and_halved_where
     assert (after.step, after.held_limit) == (Step.TAKE_HELD, 4)
 
 
+@pytest.mark.parametrize("limit", [None, 1], ids=["it alone was due", "several were halved"])
+def test_one_held_message_that_fails_says_nothing_of_the_others_that_are_due(limit):
+    after = decide(owner(step=Step.HANDLE_HELD, batch=batch(held=1), held_limit=limit), outcomes.Failed(BAD))
+    assert (after.step, after.held_limit) == (Step.FAIL_HELD, limit)
+    assert decide(after, outcomes.HeldFailed()).held_limit == limit
+
+
 def test_an_error_is_text_that_the_database_can_hold():
     assert shown_error(HandlerError("a\0b\ud800")) == "a\N{REPLACEMENT CHARACTER}b?"

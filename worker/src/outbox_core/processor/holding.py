@@ -112,4 +112,5 @@ def after_held_failure(
     (held,) = batch.held
     attempt = held.attempts + 1
     verdict = failing.decide_held_verdict(error, attempt, policy.delivery, chance)
-    return replace(state, step=Step.FAIL_HELD, due=now, verdict=verdict, held_limit=1, failures=0)
+    # It says nothing of the others that are due: those are tried together, unless several were halved down to it.
+    return replace(state, step=Step.FAIL_HELD, due=now, verdict=verdict, failures=0)
