@@ -16,7 +16,7 @@ from outbox_operator.rendering.manifests import build_owned
 from outbox_operator.rendering.shared import Member, build_shared, hash_member, read_parts
 from outbox_operator.settings import Images
 from outbox_operator.watch.owner_references import is_own
-from outbox_operator.watch.store import group_of, key_of
+from outbox_operator.watch.store import group_of
 from tests.unit.operator.building import build_processor
 from tests.unit.operator.owned import RESOURCE, build_object, build_pod, store_of
 
@@ -141,11 +141,15 @@ def test_a_shared_pod_is_of_the_one_deployment_of_its_group(name: str, own: bool
 
 
 def test_a_group_is_looked_at_again_only_when_a_resource_wants_something_else():
-    pods = SharedPods(cast("Any", None), store_of(), IMAGES, cast("Any", None))
+    store = store_of(body("bills", "small"))
+    pods = SharedPods(cast("Any", None), store, IMAGES, cast("Any", None))
     bills = body("bills", "small")
     assert group_of(bills) == GROUP
     assert pods.note(bills) == {GROUP}
     assert pods.note(bills) == set()
     assert pods.note(body("bills", "other")) == {GROUP, ("shop", "shared.other")}
     assert pods.note(body("bills", None)) == {("shop", "shared.other")}
-    assert pods.forget(key_of(bills)) == set()
+    assert pods.note(bills) == {GROUP}
+    store.remove(bills)
+    assert pods.note(bills) == {GROUP}, "it is gone"
+    assert pods.note(bills) == set(), "what was decided about it comes late"

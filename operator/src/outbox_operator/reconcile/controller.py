@@ -151,7 +151,7 @@ class Controller:
     def _gone(self, body: Body) -> None:
         """A resource was deleted: give its claim up, and let those try who wait for it."""
         self._obstacles.pop(key_of(body), None)
-        self._look_at(self._shared.forget(key_of(body)))
+        self._look_at(self._shared.note(body))
         self._releaser.release(body)
         self._wake_siblings(body)
         self._slots.wake()

@@ -41,19 +41,18 @@ class SharedPods:
         self._problems: dict[Key, Problem] = {}
 
     def note(self, body: Body, observed: Observed | None = None, decision: Decision | None = None) -> set[Key]:
-        """Take what was decided about a resource, None: its spec is invalid; return the groups that changed by it."""
-        group, member = group_of(body), None
+        """Take what was decided about a resource, None: nothing that can be run; return the groups that changed by it.
+
+        One that is gone wants nothing any more; one that is being deleted is waited for by none of the others.
+        """
+        key, group, member = key_of(body), group_of(body), None
         if observed is not None and decision is not None:
             last = observed.workload.decision if observed.workload is not None else ""
             made = label_decision(decision.resolution) or last
             member = Member(observed.processor, decision.replicas, decision.resolution, decision.sweep_uids, made)
-        return self._keep(key_of(body), None if group is None else (group, member))
-
-    def forget(self, key: Key) -> set[Key]:
-        """Take that a resource is gone; return the groups that changed by it."""
-        return self._keep(key, None)
-
-    def _keep(self, key: Key, wanted: tuple[Key, Member | None] | None) -> set[Key]:
+        known = self._store.resource(key)
+        is_here = known is not None and known["metadata"]["uid"] == body["metadata"]["uid"]
+        wanted = (group, member) if is_here and group is not None else None
         before = self._wanted.pop(key, None)
         if wanted is not None:
             self._wanted[key] = wanted
@@ -75,34 +74,39 @@ class SharedPods:
             KubeError: the API server cannot be asked; try again.
 
         """
-        before = self._problems.pop(group, None)
+        wanted = [self._wanted.get(key) for key in self._store.in_group(group)]
+        if any(each is None or each[0] != group for each in wanted):
+            return False  # that resource's turn is to come, and calls for this group
+        problem = None
         try:
-            await self._reconcile(group)
+            await self._make(group, [each[1] for each in wanted if each is not None and each[1] is not None])
         except ObstacleError as err:
-            self._problems[group] = err.problem
+            problem = err.problem
         except KubeError as err:
             if not err.refused:
                 raise
-            self._problems[group] = build_refusal(err)
-        return self._problems.get(group) != before
+            problem = build_refusal(err)
+        before = self._problems.pop(group, None)
+        if problem is not None:
+            self._problems[group] = problem
+        return problem != before
 
-    async def _reconcile(self, group: Key) -> None:
-        wanted = [self._wanted.get(key) for key in self._store.in_group(group)]
-        if any(each is None or each[0] != group for each in wanted):
-            return  # that resource's turn is to come, and calls for this group
-        members = [each[1] for each in wanted if each is not None and each[1] is not None]
+    async def _make(self, group: Key, members: list[Member]) -> None:
         namespace, name = group[0], group[1].removeprefix(SHARED_PREFIX)
         manifests = build_shared(namespace, name, members, self._images)
         places = [where(manifest) for manifest in manifests]
         for child in self._store.children(group, *OWNED_KINDS):
             if where(child) not in places:
                 await self._kube.delete(where(child))
+        if not manifests:
+            self._left.pop(group, None)
+            return
         live = [self._store.get(place.kind, place.namespace, place.name) for place in places]
         found = _hash_of(manifests, live)
         if found is None or found != self._left.get(group):
             live = [await self._applier.apply_shared(manifest) for manifest in manifests]
             self._left[group] = _hash_of(manifests, live)
-        deployment = live[-1] if live else None
+        deployment = live[-1]
         if deployment is not None and not _is_ready(deployment):
             key = build_shared_key(namespace, name, deployment["metadata"]["uid"], self._images.keys)
             await self._kube.create(key)

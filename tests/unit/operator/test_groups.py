@@ -1,0 +1,141 @@
+"""What an operator makes of a group of resources that share pods, while some of them change or go."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from outbox_operator.api.resources import KIND
+from outbox_operator.cluster.kube import KubeError
+from outbox_operator.reconcile import controller as module
+from outbox_operator.reconcile.controller import Controller
+from outbox_operator.settings import read_settings
+from tests.unit.operator.owned import LONG_AGO, RESOURCE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from outbox_operator.cluster.kube import Where
+    from outbox_operator.watch.store import Body
+
+NAME = "small-shared"
+GOING = "2026-01-01T13:00:00Z"
+
+
+class Cluster:
+    """An API server that keeps what it is given, and tells it at once to an operator at work."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[tuple[str, str], Body] = {}
+        self.refuses: KubeError | None = None
+        self._numbers = itertools.count(8)
+        self.controller = Controller(cast("Any", self), read_settings([], {}), "here")
+
+    def put(self, body: Body) -> Body:
+        place = body["kind"], body["metadata"]["name"]
+        number, before = str(next(self._numbers)), self.bodies.get(place, {"metadata": {}})["metadata"]
+        made = {"uid": before.get("uid", f"uid-{number}"), "creationTimestamp": LONG_AGO, "generation": 1}
+        body = {**body, "metadata": {**made, **body["metadata"], "resourceVersion": number}}
+        self.bodies[place] = body
+        if body["kind"] not in ("Secret", "Event"):
+            self.controller.seen(body, deleted=False)
+        return body
+
+    def remove(self, kind: str, name: str) -> None:
+        body = self.bodies.pop((kind, name))
+        body = {**body, "metadata": {**body["metadata"], "resourceVersion": str(next(self._numbers))}}
+        self.controller.seen(body, deleted=True)
+
+    async def apply(self, manifest: Body) -> Body:
+        if self.refuses is not None:
+            raise self.refuses
+        return self.put(manifest)
+
+    async def apply_status(self, manifest: Body) -> Body | None:
+        found = self.bodies.get((KIND, manifest["metadata"]["name"]))
+        return None if found is None else self.put({**found, "status": manifest["status"]})
+
+    async def create(self, manifest: Body) -> Body | None:
+        return None if (manifest["kind"], manifest["metadata"]["name"]) in self.bodies else self.put(manifest)
+
+    async def get(self, place: Where) -> Body | None:
+        return self.bodies.get((place.kind, place.name))
+
+    async def delete(self, place: Where) -> None:
+        self.remove(place.kind, place.name)
+
+    def share(self, name: str, group: str | None = "small", **spec: Any) -> Body:
+        """Create a resource, or change it."""
+        meta = {**RESOURCE["metadata"], "name": name, "uid": f"uid-of-{name}"}
+        worker = {} if group is None else {"worker": {"shared": group}}
+        return self.put({**RESOURCE, "metadata": meta, "spec": {**RESOURCE["spec"], **worker, **spec}})
+
+    def runs(self) -> list[str]:
+        """Names of the resources that the shared pods run."""
+        found = self.bodies.get(("ConfigMap", NAME))
+        return [] if found is None else [name.removesuffix(".json") for name in found["data"]]
+
+    def ready(self, name: str) -> tuple[str, str, str]:
+        """Status, reason and message of the condition Ready."""
+        status = self.bodies[KIND, name].get("status") or {}
+        found = [each for each in status.get("conditions", ()) if each["type"] == "Ready"]
+        return (found[0]["status"], found[0]["reason"], found[0]["message"]) if found else ("", "", "")
+
+    async def until(self, told: Callable[[], bool], within: float = 3.0) -> None:
+        for _ in range(int(within / 0.02)):
+            if told():
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"runs {self.runs()}: {[self.ready(name) for kind, name in self.bodies if kind == KIND]}")
+
+
+@pytest.fixture
+async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+    monkeypatch.setattr(module, "SETTLE", 0.05)
+    cluster = Cluster()
+    work = asyncio.create_task(cluster.controller.queue.run())
+    yield cluster
+    work.cancel()
+
+
+async def test_a_deletion_that_another_program_holds_up_is_waited_for_by_no_other_resource(cluster: Cluster):
+    """Its finalizer may stay for hours, and nothing but the deletion itself tells that it is gone at last."""
+    bills = cluster.share("bills")
+    cluster.share("mails")
+    await cluster.until(lambda: cluster.runs() == ["bills", "mails"])
+    going = {**bills["metadata"], "deletionTimestamp": GOING, "finalizers": ["example.com/archive"]}
+    cluster.put({**bills, "metadata": going})
+    await cluster.until(lambda: cluster.runs() == ["mails"])
+    cluster.share("stock")
+    await cluster.until(lambda: cluster.runs() == ["mails", "stock"])
+    cluster.remove(KIND, "bills")
+    cluster.remove(KIND, "stock")
+    await cluster.until(lambda: cluster.runs() == ["mails"])
+    cluster.remove(KIND, "mails")
+    await cluster.until(lambda: ("Deployment", NAME) not in cluster.bodies)
+    assert cluster.controller._shared._wanted == {}
+    assert cluster.controller._shared._left == {}
+
+
+async def test_what_a_group_meets_is_said_until_it_is_gone(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    """It is tried again every few seconds: a resource that is looked at meanwhile says the same."""
+    cluster.refuses = KubeError(403, "Forbidden", "exceeded quota: few")
+    cluster.share("bills")
+    await cluster.until(lambda: cluster.ready("bills")[1] == "ApplyFailed")
+    shared, told = cluster.controller._shared, []
+
+    async def apply(_: Body) -> Body:
+        told.append(shared.problem_of(cluster.bodies[KIND, "bills"]))
+        raise KubeError(403, "Forbidden", "exceeded quota: few")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster, "apply", apply)
+        assert not await shared.reconcile(("shop", "shared.small"))
+    assert told, "it was tried"
+    assert None not in told
+    cluster.refuses = None
+    assert await shared.reconcile(("shop", "shared.small"))
+    assert shared.problem_of(cluster.bodies[KIND, "bills"]) is None
