@@ -67,9 +67,9 @@ class Cluster:
     async def delete(self, place: Where) -> None:
         self.remove(place.kind, place.name)
 
-    def share(self, name: str, group: str | None = "small", **spec: Any) -> Body:
+    def share(self, name: str, group: str | None = "small", created: str = LONG_AGO, **spec: Any) -> Body:
         """Create a resource, or change it."""
-        meta = {**RESOURCE["metadata"], "name": name, "uid": f"uid-of-{name}"}
+        meta = {**RESOURCE["metadata"], "name": name, "uid": f"uid-of-{name}", "creationTimestamp": created}
         worker = {} if group is None else {"worker": {"shared": group}}
         return self.put({**RESOURCE, "metadata": meta, "spec": {**RESOURCE["spec"], **worker, **spec}})
 
@@ -139,3 +139,17 @@ async def test_what_a_group_meets_is_said_until_it_is_gone(cluster: Cluster, mon
     cluster.refuses = None
     assert await shared.reconcile(("shop", "shared.small"))
     assert shared.problem_of(cluster.bodies[KIND, "bills"]) is None
+
+
+async def test_a_new_resource_of_another_source_stops_none_of_those_that_run(cluster: Cluster):
+    """In one process it would come first by its name."""
+    cluster.share("mails")
+    await cluster.until(lambda: cluster.runs() == ["mails"])
+    before = cluster.bodies["Deployment", NAME]["spec"]["template"]
+    cluster.share("bills", created=GOING, source={"connection": {"secretRef": {"name": "there"}}})
+    await cluster.until(lambda: cluster.ready("bills")[:2] == ("False", "InvalidSpec"))
+    assert "'mails', names: name that one, or share another name" in cluster.ready("bills")[2]
+    assert cluster.bodies["Deployment", NAME]["spec"]["template"] == before
+    assert cluster.ready("mails")[1] == "Starting"
+    cluster.share("bills", created=GOING)
+    await cluster.until(lambda: cluster.runs() == ["bills", "mails"] and cluster.ready("bills")[1] == "Starting")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -13,11 +14,11 @@ from outbox_operator.api.naming import config_name, labels_of, shared_label, sha
 from outbox_operator.api.observed import Role
 from outbox_operator.reconcile.shared import SharedPods
 from outbox_operator.rendering.manifests import build_owned
-from outbox_operator.rendering.shared import Member, build_shared, hash_member, read_parts
+from outbox_operator.rendering.shared import Member, build_shared, find_misfits, hash_member, read_parts
 from outbox_operator.settings import Images
 from outbox_operator.watch.owner_references import is_own
 from outbox_operator.watch.store import group_of
-from tests.unit.operator.building import build_processor
+from tests.unit.operator.building import NOW, build_processor
 from tests.unit.operator.owned import RESOURCE, build_object, build_pod, store_of
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ def sharing(name: str, **spec: Any) -> Processor:
     return processor.model_copy(update={"uid": f"uid-of-{name}"})
 
 
+def member(processor: Processor, replicas: int, resolution: Resolution | None = None, **fields: Any) -> Member:
+    return Member(processor, replicas, resolution, **{"created": NOW, **fields})
+
+
 def rendered(*members: Member) -> tuple[Body, Body]:
     config_map, *_, deployment = build_shared("shop", "small", members, IMAGES)
     return config_map, deployment
@@ -45,7 +50,7 @@ def parts(deployment: Body) -> dict[str, Any]:
 
 def test_a_group_has_a_file_and_a_part_for_each_that_runs_and_is_owned_by_all():
     bills, mails = sharing("bills"), sharing("mails", target=BROKER)
-    config_map, deployment = rendered(Member(bills, 1), Member(mails, 2), Member(sharing("idle"), 0))
+    config_map, deployment = rendered(member(bills, 1), member(mails, 2), member(sharing("idle"), 0))
     assert sorted(config_map["data"]) == ["bills.json", "mails.json"]
     assert ProcessorConfig.model_validate_json(config_map["data"]["bills.json"]).processor_id == "bills"
     assert {name: part.uid for name, part in parts(deployment).items()} == {
@@ -69,31 +74,44 @@ def test_what_a_running_pod_need_not_be_restarted_for_is_in_no_hash():
     assert hash_member(bills, replace(IMAGES, worker="registry/worker:2")) != hash_member(bills, IMAGES)
     templates = [
         rendered(each)[1]["spec"]["template"]
-        for each in (Member(bills, 1), Member(later, 1), Member(bills, 1, sweep_uids=("gone",)))
+        for each in (member(bills, 1), member(later, 1), member(bills, 1, sweep_uids=("gone",)))
     ]
     assert templates[0] == templates[1] == templates[2]
 
 
 def test_a_decision_replaces_the_pod_and_is_in_its_file():
     decided = Resolution(conflict_id=3, action=ResolutionAction.ACCEPT, pair="1:2")
-    before = rendered(Member(sharing("bills"), 1))
-    config_map, deployment = rendered(Member(sharing("bills"), 1, decided, decision="abc"))
+    before = rendered(member(sharing("bills"), 1))
+    config_map, deployment = rendered(member(sharing("bills"), 1, decided, decision="abc"))
     assert parts(deployment)["bills"].decision == "abc"
     assert deployment["spec"]["template"] != before[1]["spec"]["template"]
     assert json.loads(config_map["data"]["bills.json"])["resolution"]["conflictId"] == 3
 
 
 def test_a_group_of_which_none_runs_has_no_pods():
-    _, deployment = rendered(Member(sharing("bills"), 0))
+    _, deployment = rendered(member(sharing("bills"), 0))
     assert deployment["spec"]["replicas"] == 0
     assert parts(deployment) == {}
 
 
 def test_several_replicas_have_a_budget_and_no_resource_has_nothing():
     bills = sharing("bills")
-    kinds = [[each["kind"] for each in build_shared("shop", "small", [Member(bills, n)], IMAGES)] for n in (1, 2)]
+    kinds = [[each["kind"] for each in build_shared("shop", "small", [member(bills, n)], IMAGES)] for n in (1, 2)]
     assert kinds == [["ConfigMap", "Deployment"], ["ConfigMap", "PodDisruptionBudget", "Deployment"]]
     assert build_shared("shop", "small", [], IMAGES) == []
+
+
+def test_those_of_another_source_than_the_oldest_do_not_fit():
+    there = {"connection": {"secretRef": {"name": "there"}}}
+    old, young = member(sharing("mails"), 0), member(sharing("bills", source=there), 1, created=NOW + timedelta(days=1))
+    also = member(sharing("stock"), 1, created=NOW + timedelta(days=2))
+    (problem,) = find_misfits([young, old, also]).values()
+    assert problem.message == (
+        "source.connection names Secret 'there', and the pods of worker.shared 'small' read Secret 'db', which the "
+        "oldest of their resources, 'mails', names: name that one, or share another name"
+    )
+    assert list(find_misfits([young, also])) == ["stock"], "the oldest is gone"
+    assert find_misfits([]) == {}
 
 
 def test_a_resource_that_shares_owns_nothing_of_its_own():

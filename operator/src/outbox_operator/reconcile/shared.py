@@ -6,13 +6,14 @@ was just started leaves the pods as they are until it has decided about each res
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outbox_operator.api.naming import INTENT_ANNOTATION, SHARED_PREFIX, label_decision
 from outbox_operator.cluster.kube import KubeError, where
 from outbox_operator.reconcile.apply import ObstacleError, build_refusal
 from outbox_operator.rendering.manifests import hash_of
-from outbox_operator.rendering.shared import Member, build_shared, build_shared_key
+from outbox_operator.rendering.shared import Member, build_shared, build_shared_key, find_misfits
 from outbox_operator.watch.store import OWNED_KINDS, group_of, key_of
 
 if TYPE_CHECKING:
@@ -38,7 +39,10 @@ class SharedPods:
         """By resource: its group, and what it wants there; None: nothing that can be run."""
         self._left: dict[Key, str | None] = {}
         """By group: hash of its objects as they were left."""
-        self._problems: dict[Key, Problem] = {}
+        self._obstacles: dict[Key, Problem] = {}
+        """By group: why its objects cannot be made."""
+        self._misfits: dict[Key, dict[str, Problem]] = {}
+        """By group: why a resource cannot run with the others, by its name."""
 
     def note(self, body: Body, observed: Observed | None = None, decision: Decision | None = None) -> set[Key]:
         """Take what was decided about a resource, None: nothing that can be run; return the groups that changed by it.
@@ -49,7 +53,10 @@ class SharedPods:
         if observed is not None and decision is not None:
             last = observed.workload.decision if observed.workload is not None else ""
             made = label_decision(decision.resolution) or last
-            member = Member(observed.processor, decision.replicas, decision.resolution, decision.sweep_uids, made)
+            member = Member(
+                observed.processor, decision.replicas, decision.resolution, decision.sweep_uids, made,
+                created=observed.created,
+            )  # fmt: skip
         known = self._store.resource(key)
         is_here = known is not None and known["metadata"]["uid"] == body["metadata"]["uid"]
         wanted = (group, member) if is_here and group is not None else None
@@ -59,13 +66,15 @@ class SharedPods:
         return set() if wanted == before else {each[0] for each in (before, wanted) if each is not None}
 
     def problem_of(self, body: Body) -> Problem | None:
-        """Say why what a resource shares cannot be made."""
+        """Say why a resource cannot run in shared pods, or why those cannot be made."""
         group = group_of(body)
-        return None if group is None else self._problems.get(group)
+        if group is None:
+            return None
+        return self._misfits.get(group, {}).get(body["metadata"]["name"]) or self._obstacles.get(group)
 
     def is_obstructed(self, group: Key) -> bool:
         """Tell whether objects of a group cannot be made as things are."""
-        return group in self._problems
+        return group in self._obstacles
 
     async def reconcile(self, group: Key) -> bool:
         """Make the objects of one group so; say whether what its resources tell of that changed.
@@ -77,19 +86,24 @@ class SharedPods:
         wanted = [self._wanted.get(key) for key in self._store.in_group(group)]
         if any(each is None or each[0] != group for each in wanted):
             return False  # that resource's turn is to come, and calls for this group
-        problem = None
+        members = [each[1] for each in wanted if each is not None and each[1] is not None]
+        misfits = find_misfits(members)
+        obstacle: Problem | None = None
+        fitting = [replace(each, replicas=0) if each.processor.name in misfits else each for each in members]
         try:
-            await self._make(group, [each[1] for each in wanted if each is not None and each[1] is not None])
+            await self._make(group, fitting)
         except ObstacleError as err:
-            problem = err.problem
+            obstacle = err.problem
         except KubeError as err:
             if not err.refused:
                 raise
-            problem = build_refusal(err)
-        before = self._problems.pop(group, None)
-        if problem is not None:
-            self._problems[group] = problem
-        return problem != before
+            obstacle = build_refusal(err)
+        before = self._obstacles.pop(group, None), self._misfits.pop(group, {})
+        if obstacle is not None:
+            self._obstacles[group] = obstacle
+        if misfits:
+            self._misfits[group] = misfits
+        return (obstacle, misfits) != before
 
     async def _make(self, group: Key, members: list[Member]) -> None:
         namespace, name = group[0], group[1].removeprefix(SHARED_PREFIX)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.config import KEY_PATH
@@ -20,13 +20,15 @@ from outbox_operator.api.naming import (
     shared_label,
     shared_name,
 )
-from outbox_operator.api.observed import Role
+from outbox_operator.api.observed import Problem, Role
+from outbox_operator.api.reasons import Reason
 from outbox_operator.api.resources import API_VERSION, KIND
 from outbox_operator.rendering.manifests import build_budget, build_config, format_config, hash_of, stamped
 from outbox_operator.rendering.pods import build_shared_pod, secrets_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from datetime import datetime
 
     from outbox_core.config import Resolution
     from outbox_operator.api.keys import Keys
@@ -40,6 +42,7 @@ class Member:
 
     Attributes:
         replicas: pods; 0: it is left out of them.
+        created: when the resource was.
         decision: hash of a person's decision about a conflict, the present one or the last.
 
     """
@@ -49,6 +52,7 @@ class Member:
     resolution: Resolution | None = None
     sweep_uids: tuple[str, ...] = ()
     decision: str = ""
+    created: datetime = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,31 @@ def read_parts(metadata: Mapping[str, Any]) -> dict[str, Part]:
         return {str(name): Part(*map(str, part)) for name, part in found.items()}
     except (ValueError, TypeError, AttributeError):
         return {}
+
+
+def find_misfits(members: Sequence[Member]) -> dict[str, Problem]:
+    """Say by name which resources cannot run with the others: those of another source than the oldest.
+
+    The oldest, for a new resource must not stop those that run.
+    """
+    if not members:
+        return {}
+    oldest = min(members, key=lambda each: (each.created, each.processor.name)).processor
+    secret, group = _source_of(oldest), oldest.spec.worker.shared
+    return {
+        each.processor.name: Problem(
+            Reason.INVALID_SPEC,
+            f"source.connection names Secret {_source_of(each.processor)!r}, and the pods of worker.shared {group!r} "
+            f"read Secret {secret!r}, which the oldest of their resources, {oldest.name!r}, names: name that one, or "
+            "share another name",
+        )
+        for each in members
+        if _source_of(each.processor) != secret
+    }
+
+
+def _source_of(processor: Processor) -> str:
+    return processor.spec.source.connection.secret_ref.name
 
 
 def build_shared(namespace: str, group: str, members: Sequence[Member], images: Images) -> list[dict[str, Any]]:
