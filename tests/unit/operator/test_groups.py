@@ -13,7 +13,7 @@ from outbox_operator.cluster.kube import KubeError
 from outbox_operator.reconcile import controller as module
 from outbox_operator.reconcile.controller import Controller
 from outbox_operator.settings import read_settings
-from tests.unit.operator.owned import LONG_AGO, RESOURCE
+from tests.unit.operator.owned import LONG_AGO, RESOURCE, build_object, build_pod
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -72,6 +72,13 @@ class Cluster:
         meta = {**RESOURCE["metadata"], "name": name, "uid": f"uid-of-{name}", "creationTimestamp": created}
         worker = {} if group is None else {"worker": {"shared": group}}
         return self.put({**RESOURCE, "metadata": meta, "spec": {**RESOURCE["spec"], **worker, **spec}})
+
+    def put_pod(self) -> None:
+        """Make a pod of the group as its Deployment asks for now."""
+        deployment = self.bodies["Deployment", NAME]
+        template = deployment["spec"]["template"]["metadata"]
+        replica_set = self.put(build_object("ReplicaSet", "a-set", deployment, labels=template["labels"]))
+        self.put({**build_pod("a", replica_set, **template), "status": {"phase": "Running"}})
 
     def runs(self) -> list[str]:
         """Names of the resources that the shared pods run."""
@@ -153,3 +160,30 @@ async def test_a_new_resource_of_another_source_stops_none_of_those_that_run(clu
     assert cluster.ready("mails")[1] == "Starting"
     cluster.share("bills", created=GOING)
     await cluster.until(lambda: cluster.runs() == ["bills", "mails"] and cluster.ready("bills")[1] == "Starting")
+
+
+@pytest.mark.parametrize("group", [None, "other"])
+async def test_a_resource_that_moves_away_and_stops_is_stopped_once_its_former_pods_are_gone(
+    cluster: Cluster, group: str | None
+):
+    """A person who waits for `Suspended` may change then what the processor works on."""
+    cluster.share("bills")
+    cluster.share("mails")
+    await cluster.until(lambda: cluster.runs() == ["bills", "mails"])
+    cluster.put_pod()
+    cluster.share("bills", group, suspend=True)
+    await cluster.until(lambda: cluster.ready("bills")[1] == "Stopping" and cluster.runs() == ["mails"])
+    await asyncio.sleep(0.2)
+    assert cluster.ready("bills")[1] == "Stopping"
+    cluster.remove("Pod", "a")
+    cluster.controller.queue.add(("shop", "bills"))
+    await cluster.until(lambda: cluster.ready("bills")[:2] == ("True", "Suspended"))
+
+
+async def test_pods_of_a_former_group_are_being_replaced(cluster: Cluster):
+    cluster.share("bills")
+    cluster.share("mails")
+    await cluster.until(lambda: cluster.runs() == ["bills", "mails"])
+    cluster.put_pod()
+    cluster.share("bills", "other")
+    await cluster.until(lambda: cluster.ready("bills")[1] == "RollingOut")

@@ -11,7 +11,7 @@ from datetime import UTC
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.report import Intent
-from outbox_operator.api.naming import INTENT_ANNOTATION, labels_of, shared_id
+from outbox_operator.api.naming import INTENT_ANNOTATION, labels_of
 from outbox_operator.api.observed import Problem
 from outbox_operator.api.reasons import Reason
 from outbox_operator.api.resources import API_VERSION, KIND
@@ -131,10 +131,9 @@ class Applier:
         return written is not None
 
     async def _tell(self, processor: Processor, names: tuple[str, ...]) -> None:
-        pods = [self._store.get("Pod", processor.namespace, name) for name in names]
-        group = processor.spec.worker.shared
-        key = self._images.keys.of(processor.uid if group is None else shared_id(processor.namespace, group))
-        await tell_intent([pod for pod in pods if pod is not None], Intent.KEEP_CLAIM, key)
+        found = [self._store.get("Pod", processor.namespace, name) for name in names]
+        pods = [pod for pod in found if pod is not None]
+        await tell_intent(pods, Intent.KEEP_CLAIM, self._images.keys, processor.uid)
 
     async def _make_key(self, observed: Observed, decision: Decision) -> None:
         """Make the Secret with the key where new pods will want it, or some miss it; one that is there stays."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pydantic import ValidationError
 
-from outbox_operator.api.naming import TEMPLATE_LABEL, shared_label, shared_name, workload_name
+from outbox_operator.api.naming import TEMPLATE_LABEL, shared_name, workload_name
 from outbox_operator.api.observed import RUNNERS, Observed, Origin, PodView, Role, Sibling, WorkloadView
 from outbox_operator.api.resources import KIND
 from outbox_operator.api.status import ProcessorStatus
@@ -18,7 +18,7 @@ from outbox_operator.reconcile.podstate import is_waiting, role_of, view_job, vi
 from outbox_operator.rendering.manifests import build_origin, build_template, image_of
 from outbox_operator.rendering.shared import hash_member, read_parts
 from outbox_operator.watch.owner_references import is_own, may_be_of
-from outbox_operator.watch.store import is_shared, key_of
+from outbox_operator.watch.store import key_of
 
 if TYPE_CHECKING:
     from outbox_core.report import ResourceRef
@@ -59,17 +59,17 @@ def find_runners(store: Store, key: Key, uid: str) -> list[Body]:
     """Find the pods that may still run for a resource, also when it is gone."""
     labelled = [pod for pod in store.children(key, "Pod") if role_of(pod) in RUNNERS]
     own = [pod for pod in labelled if _lives(pod) and may_be_of(pod, uid, store)]
-    return own + [pod for pod in store.all_of("Pod") if is_shared(pod) and _lives(pod) and _runs(pod, key, uid)]
+    return own + [pod for pod in store.shared_pods(key[0]) if _lives(pod) and _runs(pod, key[1], uid)]
 
 
 def _lives(pod: Body) -> bool:
     return pod["status"].get("phase") in ("Pending", "Running")
 
 
-def _runs(pod: Body, key: Key, uid: str) -> bool:
+def _runs(pod: Body, name: str, uid: str) -> bool:
     """Tell whether a shared pod was made to run a resource, among others."""
-    part = read_parts(pod["metadata"]).get(key[1])
-    return pod["metadata"]["namespace"] == key[0] and part is not None and part.uid == uid
+    part = read_parts(pod["metadata"]).get(name)
+    return part is not None and part.uid == uid
 
 
 class _Asked(NamedTuple):
@@ -155,13 +155,9 @@ class Observer:
         return _Asked(labels[TEMPLATE_LABEL], build_origin(processor, self._images, template), image_of(template))
 
     def _find_shared(self, processor: Processor) -> list[Body]:
-        """Find the shared pods that were made to run a resource."""
-        group = processor.spec.worker.shared
-        if group is None:
-            return []
-        key = (processor.namespace, processor.name)
-        pods = self._store.children((processor.namespace, shared_label(group)), "Pod")
-        return [pod for pod in pods if is_own(pod, self._store) and _runs(pod, key, processor.uid)]
+        """Find the shared pods that were made to run a resource, also where it has moved away from them."""
+        pods = self._store.shared_pods(processor.namespace)
+        return [pod for pod in pods if is_own(pod, self._store) and _runs(pod, processor.name, processor.uid)]
 
     async def _shared_pod(self, pod: Body, processor: Processor) -> PodView:
         """View a shared pod as one of the resource."""

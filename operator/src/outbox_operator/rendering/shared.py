@@ -65,9 +65,9 @@ class Part:
 
 
 def hash_member(processor: Processor, images: Images) -> str:
-    """Hash what of a resource replaces pods, as `build_template` does for pods of its own."""
+    """Hash what of a resource replaces pods, as `build_template` does for pods of its own; another group has others."""
     config = build_config(processor, images).model_dump(mode="json", exclude={"generation"}, exclude_defaults=True)
-    return hash_of([images.worker, images.user, config])
+    return hash_of([processor.spec.worker.shared, images.worker, images.user, config])
 
 
 def format_parts(members: Sequence[Member], images: Images) -> str:

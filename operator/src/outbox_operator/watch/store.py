@@ -15,6 +15,8 @@ from outbox_operator.api.naming import PROCESSOR_LABEL, SHARED_PREFIX, SLOT_ANNO
 from outbox_operator.api.resources import KIND
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from outbox_operator.watch.workqueue import Key
 
 OWNED_KINDS: Final = (
@@ -116,7 +118,7 @@ class _Kept:
 
 
 class Store:
-    """Objects by kind, namespace and name, with the two indexes that deciding needs."""
+    """Objects by kind, namespace and name, with the indexes that deciding needs."""
 
     def __init__(self, namespaces: tuple[str, ...] = ()) -> None:
         """Start empty; objects of `namespaces` will be put in, or of all where none is named."""
@@ -125,6 +127,8 @@ class Store:
         self._children: defaultdict[Key, set[Place]] = defaultdict(set)
         self._by_id: defaultdict[str, set[Key]] = defaultdict(set)
         self._by_group: defaultdict[Key, set[Key]] = defaultdict(set)
+        self._shared_pods: defaultdict[str, set[Place]] = defaultdict(set)
+        """By namespace."""
         self._gone: dict[str, int] = {}
         self.slots: set[Key] = set()
         """Resources whose workload says that an upgrade of the operator replaces its pods (`slots.py`)."""
@@ -146,6 +150,8 @@ class Store:
                 self._by_group[kept.group].add(kept.key)
         else:
             self._children[kept.key].add(place)
+            if place[0] == "Pod" and kept.key[1].startswith(SHARED_PREFIX):
+                self._shared_pods[place[1]].add(place)
         if kept.has_slot:
             self.slots.add(kept.key)
         return True
@@ -198,6 +204,7 @@ class Store:
                 _discard(self._by_group, known.group, known.key)
         else:
             _discard(self._children, known.key, place)
+            _discard(self._shared_pods, place[1], place)
         if known.has_slot:
             self.slots.discard(known.key)
 
@@ -217,8 +224,14 @@ class Store:
 
     def children(self, key: Key, *kinds: str) -> list[Body]:
         """List what is labelled with a resource's name, by name."""
-        places = sorted(place for place in self._children.get(key, ()) if place[0] in kinds)
-        return [self._objects[kind][namespace, name].body for kind, namespace, name in places]
+        return self._bodies(place for place in self._children.get(key, ()) if place[0] in kinds)
+
+    def shared_pods(self, namespace: str) -> list[Body]:
+        """List the pods of a namespace that resources share, by name."""
+        return self._bodies(self._shared_pods.get(namespace, ()))
+
+    def _bodies(self, places: Iterable[Place]) -> list[Body]:
+        return [self._objects[kind][namespace, name].body for kind, namespace, name in sorted(places)]
 
     def with_processor_id(self, processor_id: str) -> list[Body]:
         """List the resources that ask for a processorId."""
