@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from outbox_operator.api.naming import labels_of
 from outbox_operator.api.resources import KIND
 from outbox_operator.cluster.kube import KubeError
 from outbox_operator.reconcile import controller as module
@@ -187,3 +188,16 @@ async def test_pods_of_a_former_group_are_being_replaced(cluster: Cluster):
     cluster.put_pod()
     cluster.share("bills", "other")
     await cluster.until(lambda: cluster.ready("bills")[1] == "RollingOut")
+
+
+async def test_what_a_person_made_with_the_labels_of_a_group_stays(cluster: Cluster):
+    """A Service for the pods, for example, with their labels copied."""
+    service = build_object("Service", "small-metrics", labels=labels_of("shared.small"))
+    cluster.put(service)
+    cluster.share("bills", worker={"shared": "small", "replicas": 2})
+    await cluster.until(lambda: ("PodDisruptionBudget", NAME) in cluster.bodies)
+    cluster.share("bills")
+    await cluster.until(lambda: ("PodDisruptionBudget", NAME) not in cluster.bodies)
+    cluster.remove(KIND, "bills")
+    await cluster.until(lambda: ("Deployment", NAME) not in cluster.bodies)
+    assert ("Service", "small-metrics") in cluster.bodies

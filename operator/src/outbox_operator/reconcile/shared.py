@@ -110,7 +110,7 @@ class SharedPods:
         manifests = build_shared(namespace, name, members, self._images)
         places = [where(manifest) for manifest in manifests]
         for child in self._store.children(group, *OWNED_KINDS):
-            if where(child) not in places:
+            if where(child) not in places and INTENT_ANNOTATION in (child["metadata"].get("annotations") or {}):
                 await self._kube.delete(where(child))
         if not manifests:
             self._left.pop(group, None)
