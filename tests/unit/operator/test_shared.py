@@ -12,6 +12,7 @@ import pytest
 from outbox_core.config import ProcessorConfig, Resolution, ResolutionAction
 from outbox_operator.api.naming import config_name, labels_of, shared_label, shared_name, workload_name
 from outbox_operator.api.observed import Role
+from outbox_operator.decision.decide import decide
 from outbox_operator.reconcile.reports import key_id
 from outbox_operator.reconcile.shared import SharedPods
 from outbox_operator.rendering.manifests import build_owned
@@ -19,7 +20,7 @@ from outbox_operator.rendering.shared import Member, build_shared, find_misfits,
 from outbox_operator.settings import Images
 from outbox_operator.watch.owner_references import is_own
 from outbox_operator.watch.store import group_of
-from tests.unit.operator.building import NOW, build_processor
+from tests.unit.operator.building import NOW, build_observed, build_processor
 from tests.unit.operator.owned import RESOURCE, build_object, build_pod, store_of
 
 if TYPE_CHECKING:
@@ -187,3 +188,9 @@ def test_a_group_is_looked_at_again_only_when_a_resource_wants_something_else():
     store.remove(bills)
     assert pods.note(bills) == {GROUP}, "it is gone"
     assert pods.note(bills) == set(), "what was decided about it comes late"
+
+
+@pytest.mark.parametrize(("processor", "name"), [(build_processor(), "orders"), (sharing("bills"), "shared.small")])
+def test_status_selects_the_pods_that_run_the_resource(processor: Processor, name: str):
+    selector = decide(build_observed(processor=processor), NOW).status.selector
+    assert selector == f"outbox-operator.dev/processor={name},outbox-operator.dev/role=worker"

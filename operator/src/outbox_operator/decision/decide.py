@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.spec import Engine
-from outbox_operator.api.naming import label_decision
+from outbox_operator.api.naming import label_decision, selector_of, shared_label
 from outbox_operator.api.observed import Observed, Role
 from outbox_operator.api.reasons import Reason
 from outbox_operator.api.status import ProcessorStatus
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from outbox_core.config import Resolution
+    from outbox_operator.api.resources import Processor
     from outbox_operator.decision.facts import Facts, PolicyResult
 
 LOOK_AGAIN: Final = timedelta(seconds=2)
@@ -129,12 +130,19 @@ def build_status(facts: Facts, result: PolicyResult, replicas: int, now: datetim
         replicas=len(running),
         ready_replicas=sum(pod.ready for pod in running),
         executors=lead.executors if lead is not None else None,
-        selector=f"outbox-operator.dev/processor={observed.processor.name},outbox-operator.dev/role="
-        + (Role.WORKER if observed.processor.spec.engine is Engine.WORKER else Role.DRIVER),
+        selector=_select_pods(observed.processor),
         applied_hash=previous.applied_hash,
         workload_hash=observed.intent_hash,
         **merge_figures(facts),
     )
+
+
+def _select_pods(processor: Processor) -> str:
+    """Select the pods that run a resource, others among them."""
+    group = processor.spec.worker.shared
+    role = Role.WORKER if processor.spec.engine is Engine.WORKER else Role.DRIVER
+    labels = selector_of(processor.name if group is None else shared_label(group), role)
+    return ",".join(f"{label}={value}" for label, value in labels.items())
 
 
 _ASKING: Final = frozenset({OwnershipState.REFUSED, OwnershipState.TRYING})
