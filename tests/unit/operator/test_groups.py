@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -32,6 +33,8 @@ class Cluster:
     def __init__(self) -> None:
         self.bodies: dict[tuple[str, str], Body] = {}
         self.refuses: KubeError | None = None
+        self.templates: set[str] = set()
+        """Of pods that were asked for."""
         self._numbers = itertools.count(8)
         self.controller = Controller(cast("Any", self), read_settings([], {}), "here")
 
@@ -53,6 +56,8 @@ class Cluster:
     async def apply(self, manifest: Body) -> Body:
         if self.refuses is not None:
             raise self.refuses
+        if manifest["kind"] == "Deployment":
+            self.templates.add(json.dumps(manifest["spec"]["template"]))
         return self.put(manifest)
 
     async def apply_status(self, manifest: Body) -> Body | None:
@@ -201,3 +206,17 @@ async def test_what_a_person_made_with_the_labels_of_a_group_stays(cluster: Clus
     cluster.remove(KIND, "bills")
     await cluster.until(lambda: ("Deployment", NAME) not in cluster.bodies)
     assert ("Service", "small-metrics") in cluster.bodies
+
+
+async def test_changes_within_a_second_replace_pods_once_also_while_those_tell_of_themselves(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "SETTLE", 0.3)
+    cluster.share("bills")
+    await cluster.until(lambda: cluster.runs() == ["bills"])
+    for number in range(8):
+        cluster.share(f"p{number}")
+        cluster.put_pod()
+        await asyncio.sleep(0.05)
+    await cluster.until(lambda: len(cluster.runs()) == 9)
+    assert len(cluster.templates) <= 4

@@ -144,7 +144,7 @@ class Controller:
     def _wake(self, *keys: Key) -> None:
         """Look at resources, or at what they share and then at each of them."""
         for key in keys:
-            self.queue.add(key)
+            self.queue.add(key, SETTLE if key[1].startswith(SHARED_PREFIX) else 0.0)
             for member in self.store.in_group(key):
                 self.queue.add(member)
 
