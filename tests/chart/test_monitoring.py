@@ -88,6 +88,8 @@ def test_pod_monitor_finds_the_pods_and_the_token():
     assert endpoint["relabelings"] == [
         {"sourceLabels": [f"__meta_kubernetes_pod_label_{label}"], "targetLabel": "name"}
     ]
+    shared = {"sourceLabels": ["name", "resource"], "regex": r"shared\.[^;]+;(.+)", "targetLabel": "name"}
+    assert endpoint["metricRelabelings"] == [shared]
 
 
 def test_pod_monitor_looks_where_the_release_serves():

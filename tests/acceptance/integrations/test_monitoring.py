@@ -52,10 +52,11 @@ def processors(cluster: Cluster, room: Room) -> Iterator[list[Resource]]:
     """One of each kind that has metrics of its own, with messages."""
     with installed(cluster, room.namespace, [room.namespace]):
         ordered = room.processor("orders", source=BY_PAIRS, delivery=PARTITIONED, worker={"replicas": 2})
-        shared = room.processor("parcels", processorId="parcels", delivery=COMPETING)
-        for each in (ordered, shared):
+        competing = room.processor("parcels", processorId="parcels", delivery=COMPETING)
+        sharing = room.processor("bills", worker={"shared": "small"})
+        for each in (ordered, competing, sharing):
             each.until_ready()
-        yield [ordered, shared]
+        yield [ordered, competing, sharing]
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def prometheus(cluster: Cluster, room: Room, processors: list[Resource], tmp_pat
                 rule["for"] = FIRE_AT_ONCE
     with Prometheus(cluster, tmp_path, [pods, service], token, rules) as server:
         room.shop.produce(40, "customer-1")
-        wait("every pod is scraped", lambda: scraped(server) == 4, within=30, explain=lambda: str(server.targets()))
+        wait("every pod is scraped", lambda: scraped(server) == 5, within=30, explain=lambda: str(server.targets()))
         yield server
 
 
@@ -86,7 +87,7 @@ def write_token(cluster: Cluster, monitor: Body, folder: Path) -> Path:
 
 
 def scraped(server: Prometheus) -> int:
-    """How many targets answered: two pods of one processor, one of the other, and the operator."""
+    """How many targets answered: two pods of one processor, one of each other, and the operator."""
     return sum(target["health"] == "up" for target in server.targets())
 
 
@@ -120,11 +121,12 @@ def test_every_query_of_the_dashboard_and_every_alert_finds_its_series(
         for metric in METRIC.findall(rule["query"]):
             assert prometheus.query(metric), f"{name} asks for {metric}, which no pod serves"
     firing = [name for name, rule in alerts.items() if rule["state"] == "firing"]
-    assert firing == [], "two processors that work, and an operator that leads"
+    assert firing == [], "three processors that work, and an operator that leads"
 
     by_resource = prometheus.query(f'outbox_processor_ready{{namespace="{room.namespace}"}}')
-    assert {series["metric"]["name"] for series in by_resource} == {"orders", "parcels"}
-    wait("both have handled all", lambda: handled(prometheus) == {"orders": 40.0, "parcels": 40.0}, within=30)
+    assert {series["metric"]["name"] for series in by_resource} == {"bills", "orders", "parcels"}
+    all_handled = {"bills": 40.0, "orders": 40.0, "parcels": 40.0}
+    wait("each has handled all", lambda: handled(prometheus) == all_handled, within=30)
 
     room.server.shut(room.shop)
     orders = processors[0]
@@ -158,6 +160,6 @@ def test_workers_refuse_who_has_no_token(
         def refused() -> bool:
             return [target["lastError"].split(" status ")[-1] for target in server.targets()] == [
                 "401 Unauthorized"
-            ] * 3
+            ] * 4
 
-        wait("all three refuse", refused, within=30, explain=lambda: str(server.targets()))
+        wait("all four refuse", refused, within=30, explain=lambda: str(server.targets()))

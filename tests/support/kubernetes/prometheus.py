@@ -56,6 +56,10 @@ def job_of(monitor: Body, credentials: Path, targets: Path) -> Body:
         "honor_labels": endpoint.get("honorLabels", False),
         "file_sd_configs": [{"files": [str(targets)], "refresh_interval": INTERVAL}],
         "relabel_configs": relabelings,
+        "metric_relabel_configs": [
+            {"source_labels": each["sourceLabels"], "regex": each["regex"], "target_label": each["targetLabel"]}
+            for each in endpoint.get("metricRelabelings", ())
+        ],
     }
     if "authorization" in endpoint:
         job["authorization"] = {"type": "Bearer", "credentials_file": str(credentials)}

@@ -15,6 +15,7 @@ from outbox_core.report import BlockedKey, FailureSummary, Intent, LeaseView, Pa
 from outbox_worker.observe.access import Access
 from outbox_worker.observe.health import HealthServer
 from outbox_worker.observe.status import Identity, ProcessStatus, Progress
+from outbox_worker.observe.telemetry import render
 
 CONFIG = ProcessorConfig.model_validate(
     {
@@ -120,6 +121,20 @@ def test_what_status_says_of_the_modes_is_in_the_metrics(served):
         'outbox_state_reason{processor="orders",reason="Starting",state="Starting"} 1.0',
     ):
         assert line in text
+
+
+def test_metrics_of_a_shared_process_name_the_resource_of_each():
+    """Alerts and the dashboard look for the name that the operator's own series have."""
+    configs = [
+        CONFIG.model_copy(update={"processor_id": name, "resource": CONFIG.resource.model_copy(update={"name": name})})
+        for name in ("bills", "mails")
+    ]
+    identity = Identity("pod", "uid", "instance")
+    text = render([ProcessStatus(each, identity, initial_state(0.0), is_shared=True) for each in configs]).decode()
+    assert text.count("# TYPE outbox_state gauge") == 1
+    for name in ("bills", "mails"):
+        assert f'outbox_state{{processor="{name}",resource="{name}",state="Starting"}} 1.0' in text
+        assert f'outbox_batch_seconds_count{{outcome="stored",processor="{name}",resource="{name}"}} 0.0' in text
 
 
 def test_no_figure_of_failures_is_told_before_the_database_was_looked_at(served):

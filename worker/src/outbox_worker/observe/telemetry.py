@@ -48,10 +48,12 @@ class StatusCollector(Collector):
     @override
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
-        for found in (metric for status in self._statuses for metric in _collect(status)):
-            family = families.setdefault(found.name, found)
-            if family is not found:  # another processor's: a family stands once in the text
-                family.samples += found.samples
+        for status in self._statuses:
+            for found in _collect(status):
+                found.samples = [each._replace(labels={**each.labels, **status.labels}) for each in found.samples]
+                family = families.setdefault(found.name, found)
+                if family is not found:  # another processor's: a family stands once in the text
+                    family.samples += found.samples
         yield from families.values()
 
 
