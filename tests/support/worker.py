@@ -194,6 +194,7 @@ class Workers:
             (home / "processors" / f"{config['resource']['name']}.json").write_text(json.dumps(config))
         (home / "connections/db/uri").write_text(uri)
         (home / "connections/mq/uri").write_text(target or "")
+        (home / "termination-log").touch()
         return self.launch(home, "--processors", str(home / "processors"))
 
     def launch(

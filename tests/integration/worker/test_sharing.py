@@ -119,6 +119,16 @@ def test_one_that_fails_keeps_none_of_the_others_waiting(outbox, workers, tables
     tables.wait("missing", ids)
 
 
+def test_where_none_can_be_run_the_last_word_says_why_of_each(outbox, workers):
+    code = named(outbox, "code", {"python": {"module": "m", "function": "f", "configMapRef": {"name": "h"}}})
+    parts = named(outbox, "parts", delivery={"mode": "Partitioned", "partitions": {"count": 2}})
+    worker = workers.start_shared([code, parts], outbox.database.uri())
+    assert worker.process.wait(30) == 12
+    said = (worker.directory / "termination-log").read_text()
+    assert "code: processor 'code' cannot share a process: target.python is code of its own" in said
+    assert "parts: processor 'parts' cannot share a process: delivery.mode is Partitioned" in said
+
+
 def test_a_target_that_is_down_is_tried_again_beside_the_others(outbox, workers, tables, rabbitmq):
     tables.make("good")
     queue = {"rabbitmq": {"connection": {"secretRef": {"name": "mq"}}, "routingKey": "shared-queue", "exchange": ""}}

@@ -206,15 +206,16 @@ def _build_works(process: Process, count: int | None, *, take_over: bool) -> lis
         config = processor.config if count is None else partitioned_into(processor.config, count)
         databases = open_databases(config, processor.settings, process.name)
         return [_build_work(process, processor, databases, take_over=take_over)]
-    works, shared = [], SharedDatabases(process.processors[0].settings, process.name)
+    works, faults, shared = list[Work](), list[str](), SharedDatabases(process.processors[0].settings, process.name)
     for processor in process.processors:
         try:
             databases = shared.of(processor.config, processor.settings)
             works.append(_build_work(process, processor, databases, take_over=take_over))
         except ConfigurationError as err:
             _tell_invalid(processor.status, err)
+            faults.append(f"{processor.config.resource.name}: {err}")
     if not works:
-        raise ConfigurationError(f"no processor of {process.settings.processors} can be run: the log says why")
+        raise ConfigurationError(f"no processor of {process.settings.processors} can be run: {'; '.join(faults)}")
     return works
 
 

@@ -158,19 +158,21 @@ def read_processors(settings: Settings) -> list[tuple[Settings, ProcessorConfig]
     """
     if settings.processors is None:
         return [(settings, read_config(settings))]
-    found = []
+    found, faults = [], list[str]()
     for file in sorted(settings.processors.glob("*.json")):
         try:
             config = read_config(replace(settings, config=file))
         except ConfigurationError as err:
             _log.error("configuration", extra={"error": str(err)})
+            faults.append(str(err))
             continue
         connection = None if config.target is None else config.target.connection
         target = settings.target if connection is None else settings.connections / connection.secret_ref.name
         source = settings.connections / config.source.connection.secret_ref.name
         found.append((replace(settings, config=file, source=source, target=target), config))
     if not found:
-        raise ConfigurationError(f"{settings.processors} has no JSON file of a processor that can be read")
+        said = "; ".join(faults) or "there is none"
+        raise ConfigurationError(f"{settings.processors} has no JSON file of a processor that can be read: {said}")
     return found
 
 
