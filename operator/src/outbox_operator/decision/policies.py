@@ -189,6 +189,10 @@ def _pods_missing(facts: Facts) -> PolicyResult | None:
     if unreachable := observed.unreachable_messages:
         message = describe_all_unreachable(unreachable)
         return PolicyResult(Phase.UNAVAILABLE, Reason.WORKER_UNREACHABLE, message, stops_workers=False, unknown=True)
+    silent = [pod for pod in observed.runners if pod.reachable and pod.report is None and not pod.deleting]
+    if silent:  # one that is shared, and could not read this resource's configuration
+        message = f"pod {silent[0].name} says nothing of this resource: its log says why; delete it to try again"
+        return PolicyResult(Phase.UNAVAILABLE, WorkerReason.INVALID_CONFIGURATION, message, stops_workers=False)
     message = "waiting for the first pod's report" if observed.runners else "waiting for the first pod"
     return PolicyResult(Phase.STARTING, Reason.STARTING, message, stops_workers=False)
 

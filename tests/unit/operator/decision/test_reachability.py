@@ -292,3 +292,11 @@ def test_a_pod_that_goes_anyway_is_not_told(changed: dict[str, Any]):
     assert found["Ready"][1] != "WorkerUnreachable"
     assert found["WorkersAvailable"][1] != "WorkerUnreachable"
     assert events == []
+
+
+def test_a_shared_pod_that_answers_for_others_alone_is_told():
+    """It could not read this resource's configuration, and never will: to wait for its report would be for good."""
+    found, events, _ = conditions(build_pod(reachable=True))
+    assert found["Ready"] == ("False", "InvalidConfiguration")
+    assert events == ["InvalidConfiguration"]
+    assert decide(build_observed(build_pod(reachable=True), previous=GRANTED), NOW).replicas == 1
