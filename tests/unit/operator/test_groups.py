@@ -220,3 +220,20 @@ async def test_changes_within_a_second_replace_pods_once_also_while_those_tell_o
         await asyncio.sleep(0.05)
     await cluster.until(lambda: len(cluster.runs()) == 9)
     assert len(cluster.templates) <= 4
+
+
+async def test_a_resource_keeps_its_own_pods_until_those_that_it_shall_share_are_made(cluster: Cluster):
+    """What is in the way of those may be there for long, and must not stop it."""
+    cluster.share("bills", None)
+    await cluster.until(lambda: ("Deployment", "bills-worker") in cluster.bodies)
+    cluster.put(build_object("ConfigMap", NAME, labels={}))
+    cluster.share("bills")
+    await cluster.until(lambda: cluster.ready("bills")[1] == "NameTaken")
+    assert ("Deployment", "bills-worker") in cluster.bodies
+    del cluster.bodies["ConfigMap", NAME]
+    await cluster.controller.reconcile(("shop", "shared.small"))
+    await cluster.until(lambda: ("Deployment", "bills-worker") not in cluster.bodies and cluster.runs() == ["bills"])
+    cluster.share("bills", None)
+    await cluster.until(lambda: ("Deployment", "bills-worker") in cluster.bodies)
+    cluster.share("bills", suspend=True)
+    await cluster.until(lambda: ("Deployment", "bills-worker") not in cluster.bodies)

@@ -161,7 +161,7 @@ class Applier:
         )
         wanted = {where(manifest) for manifest in manifests}
         for child in self._store.children((processor.namespace, processor.name), *OWNED_KINDS):
-            if where(child) not in wanted and _owned_by(child, processor.uid):
+            if where(child) not in wanted and _owned_by(child, processor.uid) and not _moves(observed, decision):
                 await self._kube.delete(where(child))
         live = [self._store.get(place.kind, place.namespace, place.name) for place in map(where, manifests)]
         found = _hash_of(processor, manifests, live)
@@ -254,6 +254,12 @@ class Applier:
             return False
         message = f"{place.kind} {place.name!r} exists and is not this resource's: delete it, or rename this resource"
         raise ObstacleError(Problem(Reason.NAME_TAKEN, message))
+
+
+def _moves(observed: Observed, decision: Decision) -> bool:
+    """Tell whether pods that a resource shall share are not made for it yet: until then it keeps its own."""
+    made = observed.workload is not None and observed.workload.intent_hash == observed.intent_hash
+    return observed.processor.spec.worker.shared is not None and decision.replicas > 0 and not made
 
 
 def is_starting(pod: PodView) -> bool:
