@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from outbox_core.report import Intent
+from outbox_operator.api.keys import Keys
 from outbox_operator.api.naming import labels_of
 from outbox_operator.api.resources import KIND
 from outbox_operator.cluster.kube import KubeError
 from outbox_operator.reconcile import controller as module
+from outbox_operator.reconcile import shared
 from outbox_operator.reconcile.controller import Controller
 from outbox_operator.settings import read_settings
 from tests.unit.operator.owned import LONG_AGO, RESOURCE, build_object, build_pod
@@ -138,20 +141,20 @@ async def test_what_a_group_meets_is_said_until_it_is_gone(cluster: Cluster, mon
     cluster.refuses = KubeError(403, "Forbidden", "exceeded quota: few")
     cluster.share("bills")
     await cluster.until(lambda: cluster.ready("bills")[1] == "ApplyFailed")
-    shared, told = cluster.controller._shared, []
+    groups, told = cluster.controller._shared, []
 
     async def apply(_: Body) -> Body:
-        told.append(shared.problem_of(cluster.bodies[KIND, "bills"]))
+        told.append(groups.problem_of(cluster.bodies[KIND, "bills"]))
         raise KubeError(403, "Forbidden", "exceeded quota: few")
 
     with monkeypatch.context() as patched:
         patched.setattr(cluster, "apply", apply)
-        assert not await shared.reconcile(("shop", "shared.small"))
+        assert not await groups.reconcile(("shop", "shared.small"))
     assert told, "it was tried"
     assert None not in told
     cluster.refuses = None
-    assert await shared.reconcile(("shop", "shared.small"))
-    assert shared.problem_of(cluster.bodies[KIND, "bills"]) is None
+    assert await groups.reconcile(("shop", "shared.small"))
+    assert groups.problem_of(cluster.bodies[KIND, "bills"]) is None
 
 
 async def test_a_new_resource_of_another_source_stops_none_of_those_that_run(cluster: Cluster):
@@ -237,3 +240,31 @@ async def test_a_resource_keeps_its_own_pods_until_those_that_it_shall_share_are
     await cluster.until(lambda: ("Deployment", "bills-worker") in cluster.bodies)
     cluster.share("bills", suspend=True)
     await cluster.until(lambda: ("Deployment", "bills-worker") not in cluster.bodies)
+
+
+async def test_pods_that_are_replaced_keep_the_claims_of_those_that_stay(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    """Else another cluster's resource would take them all over where the next pod takes long to start."""
+    told: list[list[str]] = []
+
+    async def tell(pods: list[Body], intent: Intent, key: bytes, resources: list[str]) -> None:
+        assert ([pod["metadata"]["name"] for pod in pods], intent) == (["a"], Intent.KEEP_CLAIM)
+        assert key == Keys().of("shop/shared.small")
+        told.append(resources)
+
+    monkeypatch.setattr(shared, "tell_intent", tell)
+    cluster.share("bills")
+    cluster.share("mails")
+    await cluster.until(lambda: cluster.runs() == ["bills", "mails"])
+    cluster.put_pod()
+    await asyncio.sleep(0.3)
+    assert told == []
+    cluster.share("stock")
+    await cluster.until(lambda: told[-1:] == [["bills", "mails"]])
+    cluster.remove(KIND, "bills")
+    await cluster.until(lambda: told[-1:] == [["mails"]])
+    cluster.share("mails", None)
+    cluster.remove(KIND, "stock")
+    await cluster.until(lambda: cluster.runs() == [])
+    assert told[-1] == ["mails"], "it stays elsewhere"

@@ -13,7 +13,6 @@ from outbox_core.config import ProcessorConfig, Resolution, ResolutionAction
 from outbox_operator.api.naming import config_name, labels_of, shared_label, shared_name, workload_name
 from outbox_operator.api.observed import Role
 from outbox_operator.decision.decide import decide
-from outbox_operator.reconcile.reports import key_id
 from outbox_operator.reconcile.shared import SharedPods
 from outbox_operator.rendering.manifests import build_owned
 from outbox_operator.rendering.shared import Member, build_shared, find_misfits, hash_member, read_parts
@@ -167,12 +166,6 @@ def test_the_store_knows_the_shared_pods_of_a_namespace():
     assert store.shared_pods("other") == []
     store.remove(first)
     assert store.shared_pods("shop") == [second]
-
-
-@pytest.mark.parametrize(("name", "derived"), [("orders", "uid-1"), ("shared.small", "shop/shared.small")])
-def test_a_pod_is_told_with_the_key_that_it_has(name: str, derived: str):
-    """Also while its resource has moved away from it, or to it."""
-    assert key_id(build_pod("a", None, labels=labels_of(name, Role.WORKER)), "uid-1") == derived
 
 
 def test_a_group_is_looked_at_again_only_when_a_resource_wants_something_else():

@@ -32,6 +32,13 @@ OPEN = Access(key=b"", pod_uid="uid", metrics_hash="")
 """Only this machine may ask."""
 
 
+def build_shared(name):
+    """Status of one of several processors, of a resource of its name."""
+    resource = CONFIG.resource.model_copy(update={"name": name})
+    config = CONFIG.model_copy(update={"processor_id": name, "resource": resource})
+    return ProcessStatus(config, Identity("pod", "uid", "instance"), initial_state(0.0), is_shared=True)
+
+
 class Served:
     """A process status, its server, and a client."""
 
@@ -82,6 +89,21 @@ def test_an_intent_is_remembered(served, intent):
     assert served.status.intent is intent
 
 
+def test_of_several_processors_an_intent_is_for_those_that_it_names():
+    """A claim of which nothing was said is vacated: its resource may be gone."""
+    bills, mails = (build_shared(name) for name in ("bills", "mails"))
+    server = HealthServer(("127.0.0.1", 0), access=OPEN, statuses=[bills, mails], progress=Progress())
+    server.start()
+    try:
+        assert server.post("/intent", b'{"intent": "KeepClaim", "resources": ["mails", "gone"]}')[0] == 200
+        assert (bills.intent, mails.intent) == (None, Intent.KEEP_CLAIM)
+        assert server.post("/intent", b'{"intent": "ReleaseClaim", "resources": 7}')[0] == 400
+        assert server.post("/intent", b'{"intent": "ReleaseClaim"}')[0] == 200
+        assert {bills.intent, mails.intent} == {Intent.RELEASE_CLAIM}
+    finally:
+        server.close()
+
+
 @pytest.mark.parametrize("body", [b"{}", b"not json", b'{"intent": "Explode"}', b"[]", b"x" * 5000])
 def test_anything_else_is_refused(served, body):
     assert served.ask("/intent", body)[0] == 400
@@ -125,12 +147,7 @@ def test_what_status_says_of_the_modes_is_in_the_metrics(served):
 
 def test_metrics_of_a_shared_process_name_the_resource_of_each():
     """Alerts and the dashboard look for the name that the operator's own series have."""
-    configs = [
-        CONFIG.model_copy(update={"processor_id": name, "resource": CONFIG.resource.model_copy(update={"name": name})})
-        for name in ("bills", "mails")
-    ]
-    identity = Identity("pod", "uid", "instance")
-    text = render([ProcessStatus(each, identity, initial_state(0.0), is_shared=True) for each in configs]).decode()
+    text = render([build_shared(name) for name in ("bills", "mails")]).decode()
     assert text.count("# TYPE outbox_state gauge") == 1
     for name in ("bills", "mails"):
         assert f'outbox_state{{processor="{name}",resource="{name}",state="Starting"}} 1.0' in text

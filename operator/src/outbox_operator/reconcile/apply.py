@@ -20,7 +20,7 @@ from outbox_operator.cluster.kube import KubeError, Where, where
 from outbox_operator.decision.conditions import link_runbook
 from outbox_operator.reconcile.reports import tell_intent
 from outbox_operator.rendering.manifests import build_job, build_key, build_owned, hash_of
-from outbox_operator.watch.store import OWNED_KINDS, key_of, slim
+from outbox_operator.watch.store import OWNED_KINDS, is_shared, key_of, slim
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -131,9 +131,10 @@ class Applier:
         return written is not None
 
     async def _tell(self, processor: Processor, names: tuple[str, ...]) -> None:
-        found = [self._store.get("Pod", processor.namespace, name) for name in names]
-        pods = [pod for pod in found if pod is not None]
-        await tell_intent(pods, Intent.KEEP_CLAIM, self._images.keys, processor.uid)
+        """Tell pods of its own; those that it shares are told when they are replaced (`shared.py`)."""
+        pods = [self._store.get("Pod", processor.namespace, name) for name in names]
+        own = [pod for pod in pods if pod is not None and not is_shared(pod)]
+        await tell_intent(own, Intent.KEEP_CLAIM, self._images.keys.of(processor.uid))
 
     async def _make_key(self, observed: Observed, decision: Decision) -> None:
         """Make the Secret with the key where new pods will want it, or some miss it; one that is there stays."""

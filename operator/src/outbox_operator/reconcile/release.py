@@ -103,10 +103,10 @@ class Releaser:
         processor = self._parse(body)
         # A shared pod goes on for other resources: the job alone gives the claim up.
         pods = [pod for pod in self._pods(body, processor.uid) if not is_shared(pod)]
-        keys, uid = self._images.keys, processor.uid
+        key = self._images.keys.of(processor.uid)
         async with self._slots:
             job = build_release(processor, self._images)
-            await asyncio.gather(tell_intent(pods, Intent.RELEASE_CLAIM, keys, uid), self._kube.create(job))
+            await asyncio.gather(tell_intent(pods, Intent.RELEASE_CLAIM, key), self._kube.create(job))
 
     async def _finish(self, job: Body) -> None:
         """Let the job run once no pod may run any more, however long that takes; nothing else waits for it."""

@@ -180,7 +180,9 @@ class Reporters:
     def _find_owner(self, pod: Body) -> tuple[str, str] | None:
         """Find for whom a pod's key was made: its name, and what the key is derived of; None: it is gone."""
         if is_shared(pod):
-            return shared_name(_group_of(pod)), key_id(pod, "")
+            namespace, label = key_of(pod)
+            group = label.removeprefix(SHARED_PREFIX)
+            return shared_name(group), shared_id(namespace, group)
         resource = self._store.resource(key_of(pod))
         return None if resource is None else (resource["metadata"]["name"], _uid(resource))
 
@@ -279,15 +281,6 @@ def _uid(pod: Body) -> str:
     return uid
 
 
-def _group_of(pod: Body) -> str:
-    return key_of(pod)[1].removeprefix(SHARED_PREFIX)
-
-
-def key_id(pod: Body, uid: str) -> str:
-    """Say of what the key of a pod is derived, which runs for the resource `uid`."""
-    return shared_id(key_of(pod)[0], _group_of(pod)) if is_shared(pod) else uid
-
-
 def resources_of(pod: Body) -> list[str]:
     """Name the resources that a pod runs."""
     return list(read_parts(pod["metadata"])) if is_shared(pod) else [key_of(pod)[1]]
@@ -367,14 +360,15 @@ def _trouble(report: Report) -> Any:
     return report.circuit, seen.dead_letters, min(seen.held, FEW), keys
 
 
-async def tell_intent(pods: list[Body], intent: Intent, keys: Keys, uid: str) -> None:
-    """Tell pods of the resource `uid` why they are taken away.
+async def tell_intent(pods: list[Body], intent: Intent, key: bytes, resources: list[str] | None = None) -> None:
+    """Tell pods why they are taken away, of several resources of which ones; one that cannot hear vacates its claim.
 
-    One that cannot hear vacates its claim, and a grace outlasts that.
+    A grace outlasts that.
     """
+    body = json.dumps({"intent": intent} if resources is None else {"intent": intent, "resources": resources}).encode()
 
     async def tell(session: aiohttp.ClientSession, pod: Body) -> None:
-        asked = ask("POST", "/intent", _uid(pod), keys.of(key_id(pod, uid)), json.dumps({"intent": intent}).encode())
+        asked = ask("POST", "/intent", _uid(pod), key, body)
         url = f"{_place(pod)}{asked.path}"
         try:
             async with session.post(url, data=asked.body, headers=asked.headers, allow_redirects=False) as answer:

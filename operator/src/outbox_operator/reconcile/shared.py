@@ -7,16 +7,21 @@ was just started leaves the pods as they are until it has decided about each res
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from outbox_operator.api.naming import INTENT_ANNOTATION, SHARED_PREFIX, label_decision
+from outbox_core.report import Intent
+from outbox_operator.api.naming import INTENT_ANNOTATION, SHARED_PREFIX, label_decision, shared_id
 from outbox_operator.cluster.kube import KubeError, where
 from outbox_operator.reconcile.apply import ObstacleError, build_refusal
+from outbox_operator.reconcile.reports import tell_intent
 from outbox_operator.rendering.manifests import hash_of
-from outbox_operator.rendering.shared import Member, build_shared, build_shared_key, find_misfits
+from outbox_operator.rendering.shared import Member, build_shared, build_shared_key, find_misfits, read_parts
+from outbox_operator.watch.owner_references import is_own
 from outbox_operator.watch.store import OWNED_KINDS, group_of, key_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from outbox_operator.api.observed import Observed, Problem
     from outbox_operator.cluster.kube import Kube
     from outbox_operator.decision.decide import Decision
@@ -109,6 +114,7 @@ class SharedPods:
         namespace, name = group[0], group[1].removeprefix(SHARED_PREFIX)
         manifests = build_shared(namespace, name, members, self._images)
         places = [where(manifest) for manifest in manifests]
+        await self._keep_claims(group, manifests[-1]["spec"]["template"]["metadata"] if manifests else {})
         for child in self._store.children(group, *OWNED_KINDS):
             if where(child) not in places and INTENT_ANNOTATION in (child["metadata"].get("annotations") or {}):
                 await self._kube.delete(where(child))
@@ -124,6 +130,19 @@ class SharedPods:
         if deployment is not None and not _is_ready(deployment):
             key = build_shared_key(namespace, name, deployment["metadata"]["uid"], self._images.keys)
             await self._kube.create(key)
+
+    async def _keep_claims(self, group: Key, wanted: Mapping[str, Any]) -> None:
+        """Tell pods that are about to go which resources stay; of the others the claim is for the next one to take."""
+        key = self._images.keys.of(shared_id(group[0], group[1].removeprefix(SHARED_PREFIX)))
+        for pod in self._store.children(group, "Pod"):
+            meta, parts = pod["metadata"], read_parts(pod["metadata"])
+            if "deletionTimestamp" not in meta and parts != read_parts(wanted) and is_own(pod, self._store):
+                stay = [name for name, part in parts.items() if self._stays((group[0], name), part.uid)]
+                await tell_intent([pod], Intent.KEEP_CLAIM, key, stay)
+
+    def _stays(self, key: Key, uid: str) -> bool:
+        body = self._store.resource(key)
+        return body is not None and body["metadata"]["uid"] == uid and "deletionTimestamp" not in body["metadata"]
 
 
 def _is_ready(deployment: Body) -> bool:

@@ -1,6 +1,7 @@
 """The HTTP contract with kubelet, Prometheus and operator: /livez /readyz /metrics /status, and POST /intent.
 
-Of a process for several processors /status is a list, /readyz says whether one is ready, and an intent is for all.
+Of a process for several processors /status is a list, /readyz says whether one is ready, and an intent is for those
+that it names (`resources`), or for all.
 Answers come from memory; `access.py` says who gets one. `outbox_spark` serves the same contract with it.
 """
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from outbox_worker.observe.access import Access
     from outbox_worker.observe.status import ProcessStatus, Progress
 
-_LARGEST_BODY: Final = 4096
+_LARGEST_BODY: Final = 64 * 1024
 _SLOWEST_CLIENT: Final = 10.0
 _LOOK_SECONDS: Final = 1.0
 """Between two looks of the thread at whether it shall end; five a second took a fifth of an idle worker's CPU time."""
@@ -116,11 +117,13 @@ class HealthServer:
         if path != "/intent":
             return HTTPStatus.NOT_FOUND, "text/plain", b"POST /intent\n"
         try:
-            intent = Intent(json.loads(body)["intent"])
+            asked = json.loads(body)
+            intent, names = Intent(asked["intent"]), asked.get("resources")
+            told = [each for each in self._statuses if names is None or each.resource in names]
         except (ValueError, KeyError, TypeError):
             known = ", ".join(each.value for each in Intent)
             return HTTPStatus.BAD_REQUEST, "text/plain", f'send {{"intent": …}} with one of {known}\n'.encode()
-        for status in self._statuses:
+        for status in told:
             status.intent = intent
         return HTTPStatus.OK, "application/json", json.dumps({"intent": intent.value}).encode()
 

@@ -105,7 +105,8 @@ class ProcessStatus:
         """The process has other processors too, or may have."""
         self.names: dict[str, object] = {"processor": config.processor_id} if is_shared else {}
         """What tells lines of the log about this processor from those about others of the process."""
-        self.labels = {"resource": config.resource.name} if is_shared else {}
+        self.resource = config.resource.name
+        self.labels = {"resource": self.resource} if is_shared else {}
         """What metrics of such a process have besides, for the labels of its pod are those of none of its resources."""
         self._lock = threading.Lock()
         self._config = config
