@@ -8,6 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from prometheus_client import REGISTRY
 
 from outbox_core.report import Intent
 from outbox_operator.api.keys import Keys
@@ -268,3 +269,12 @@ async def test_pods_that_are_replaced_keep_the_claims_of_those_that_stay(
     cluster.remove(KIND, "stock")
     await cluster.until(lambda: cluster.runs() == [])
     assert told[-1] == ["mails"], "it stays elsewhere"
+
+
+async def test_a_group_that_cannot_be_made_counts_as_a_reconcile_that_failed(cluster: Cluster):
+    """An alert asks for it: no condition tells what passes by itself and does not."""
+    name = "outbox_operator_reconcile_failures_total"
+    before = REGISTRY.get_sample_value(name) or 0
+    cluster.refuses = KubeError(500, "InternalError", "etcdserver: request is too large")
+    cluster.share("bills")
+    await cluster.until(lambda: (REGISTRY.get_sample_value(name) or 0) > before)

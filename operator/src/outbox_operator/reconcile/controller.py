@@ -163,11 +163,21 @@ class Controller:
 
     async def reconcile(self, key: Key) -> float | None:
         """Make one resource so, or what several share; answer when to look again."""
-        if key[1].startswith(SHARED_PREFIX):
-            if await self._shared.reconcile(key):
-                for member in self.store.in_group(key):
-                    self.queue.add(member)
-            return FIRST_WAIT if self._shared.is_obstructed(key) else None
+        try:
+            with metrics.RECONCILE_SECONDS.time():
+                is_group = key[1].startswith(SHARED_PREFIX)
+                return await (self._reconcile_group(key) if is_group else self._reconcile_one(key))
+        except Exception:
+            metrics.RECONCILE_FAILURES.inc()
+            raise
+
+    async def _reconcile_group(self, group: Key) -> float | None:
+        if await self._shared.reconcile(group):
+            for member in self.store.in_group(group):
+                self.queue.add(member)
+        return FIRST_WAIT if self._shared.is_obstructed(group) else None
+
+    async def _reconcile_one(self, key: Key) -> float | None:
         body = self.store.resource(key)
         if body is None:
             self.queue.forget(key)
@@ -175,12 +185,7 @@ class Controller:
         if "deletionTimestamp" in body["metadata"]:
             self._gone(body)
             return None
-        try:
-            with metrics.RECONCILE_SECONDS.time():
-                return await self._reconcile(key, body)
-        except Exception:
-            metrics.RECONCILE_FAILURES.inc()
-            raise
+        return await self._reconcile(key, body)
 
     async def _reconcile(self, key: Key, body: Body) -> float:
         try:
