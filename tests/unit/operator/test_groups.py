@@ -142,6 +142,7 @@ async def test_what_a_group_meets_is_said_until_it_is_gone(cluster: Cluster, mon
     cluster.refuses = KubeError(403, "Forbidden", "exceeded quota: few")
     cluster.share("bills")
     await cluster.until(lambda: cluster.ready("bills")[1] == "ApplyFailed")
+    assert "Correct what it names (rights, quota, how many resources share a name)" in cluster.ready("bills")[2]
     groups, told = cluster.controller._shared, []
 
     async def apply(_: Body) -> Body:

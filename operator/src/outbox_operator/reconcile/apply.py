@@ -69,9 +69,9 @@ def is_news(before: Body | None, after: dict[str, Any]) -> bool:
     return old != {key: value for key, value in after.items() if key != "reportedAt"}
 
 
-def build_refusal(err: KubeError) -> Problem:
-    """Say what a person must do about an object that the API server refused."""
-    message = f"{err.message}. Correct what it names (podTemplate, rights, quota); it is tried again by itself"
+def build_refusal(err: KubeError, names: str = "podTemplate, rights, quota") -> Problem:
+    """Say what a person must do about an object that the API server refused, which `names` such things."""
+    message = f"{err.message}. Correct what it names ({names}); it is tried again by itself"
     return Problem(Reason.APPLY_FAILED, message)
 
 

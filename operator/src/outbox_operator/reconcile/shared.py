@@ -102,7 +102,7 @@ class SharedPods:
         except KubeError as err:
             if not err.refused:
                 raise
-            obstacle = build_refusal(err)
+            obstacle = build_refusal(err, "rights, quota, how many resources share a name")
         before = self._obstacles.pop(group, None), self._misfits.pop(group, {})
         if obstacle is not None:
             self._obstacles[group] = obstacle
