@@ -143,6 +143,21 @@ def test_a_target_that_is_down_is_tried_again_beside_the_others(outbox, workers,
     tables.wait("good", ids)
 
 
+def test_leases_are_renewed_while_looking_around_takes_long(outbox, workers, tables):
+    """The heartbeat looks around for each processor, and a locked table makes each of these looks take long."""
+    names = [f"p{number}" for number in range(MANY)]
+    tables.make(*names)
+    long = {"delivery": {"leaseDuration": "5s"}}
+    worker = workers.start_shared([named(outbox, name, **long) for name in names], outbox.database.uri())
+    worker.wait_for_all("all are active", are_active)
+    with outbox.database.direct(autocommit=False) as holder:
+        holder.execute("LOCK TABLE outbox.processor_conflicts IN ACCESS EXCLUSIVE MODE")
+        until = time.monotonic() + 8.0
+        while time.monotonic() < until:
+            assert are_active(worker.reports())
+            time.sleep(0.05)
+
+
 def test_killed_another_process_takes_all_over(outbox, workers, tables):
     names = ["first", "second", "third"]
     tables.make(*names)

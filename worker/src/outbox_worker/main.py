@@ -258,7 +258,9 @@ def _build_units(
     config, key, status = replica.config, replica.key, processor.status
     seconds = config.delivery.lease_duration.total_seconds()
     sight = MODES[config.delivery.mode].sight(replica, status)
-    observer = Observer(key, status, sight, lease=seconds, remote_target=config.has_remote_target)
+    # One heartbeat renews all leases of the process: a look around may take a part of the shortest one.
+    shortest = min(each.config.delivery.lease_duration for each in process.processors).total_seconds()
+    observer = Observer(key, status, sight, lease=shortest, remote_target=config.has_remote_target)
     throttle = Throttle(config.delivery)
     status.circuit = lambda: throttle.phase.value
     context = StepContext(

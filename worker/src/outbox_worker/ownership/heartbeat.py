@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from typing_extensions import override
@@ -216,7 +217,9 @@ class Beat:
         self._on_loss = on_loss
         self.seconds = min(self._lease.total_seconds() / 3, holding.renewal.seconds)
         """At most between two ticks."""
-        self._next_observation = self._next_beat = 0.0
+        self._next_beat = 0.0
+        self.next_look = 0.0
+        """When it is to be looked around again."""
 
     def touch_transactions(self) -> None:
         """Keep transactions of handlers that compute from being idle for too long."""
@@ -228,16 +231,19 @@ class Beat:
         """There is a claim to say again, or a schema to look at."""
         return self._holding.claimed or self._observer.ready
 
-    def tick(self, connection: Connection, now: float, *, observed_each: float = OBSERVE_SECONDS) -> None:
-        """Do what is due by now; `observed_each`: seconds between two looks around."""
+    def tick(self, connection: Connection) -> None:
+        """Renew what is to be renewed by now, and see who else is there."""
+        now = time.monotonic()
         if now >= self._next_beat or (self._holding.claimed and self._holding.speaker.has_news):
             self._beat(connection)
             self._next_beat = now + min(self._lease.total_seconds() / 3, LONGEST_BEAT)
-        if now >= self._next_observation:
-            self._next_observation = now + observed_each
-            self._observer.observe(connection)
         if self._holding.claimed and self._holding.renewal.look(connection):
             self._on_loss()
+
+    def look_around(self, connection: Connection, *, each: float) -> None:
+        """Observe for status and metrics; `each`: seconds until the next time."""
+        self.next_look = time.monotonic() + each
+        self._observer.observe(connection)
 
     def _beat(self, connection: Connection) -> None:
         if self._holding.renewal.renew(connection):
@@ -280,16 +286,28 @@ class Heartbeat(BackgroundThread):
         return max(0.05, started + self._interval - time.monotonic())
 
     def _tick(self, connection: Connection) -> None:
-        """Tick each; what fails for one processor, but for the connection, fails for none of the others."""
-        first: Exception | None = None
-        for beat in self._beats:
-            if not beat.is_due:
-                continue
+        """Tick each, then look around for one after the other until leases are to be renewed again.
+
+        A look may take a part of a lease, and those of all together would take more than one. What fails for one
+        processor, but for the connection, fails for none of the others.
+        """
+        began, faults = time.monotonic(), list[Exception]()
+
+        def attempt(act: Callable[[Connection], None]) -> None:
             try:
-                beat.tick(connection, time.monotonic(), observed_each=self._observed_each)
+                act(connection)
             except Exception as err:
                 if connection.closed:
                     raise
-                first = first or err
-        if first is not None:
-            raise first
+                faults.append(err)
+
+        beats = [beat for beat in self._beats if beat.is_due]
+        for beat in beats:
+            attempt(beat.tick)
+        waiting = sorted((beat for beat in beats if beat.next_look <= began), key=lambda beat: beat.next_look)
+        for number, beat in enumerate(waiting):
+            if number and time.monotonic() - began >= self._interval:
+                break
+            attempt(partial(beat.look_around, each=self._observed_each))
+        if faults:
+            raise faults[0]
