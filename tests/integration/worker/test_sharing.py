@@ -129,6 +129,32 @@ def test_where_none_can_be_run_the_last_word_says_why_of_each(outbox, workers):
     assert "parts: processor 'parts' cannot share a process: delivery.mode is Partitioned" in said
 
 
+@pytest.mark.parametrize(
+    "leave",
+    [
+        pytest.param("SET search_path = nowhere", id="a setting"),
+        pytest.param("SET ROLE pg_monitor", id="a role"),
+        pytest.param("CREATE TEMP TABLE IF NOT EXISTS other (n int, message_id text)", id="a temporary table"),
+    ],
+)
+def test_what_a_statement_leaves_in_the_session_no_other_processor_finds(outbox, workers, tables, leave):
+    tables.make("careless", "other")
+    outbox.connection.execute("GRANT USAGE ON SCHEMA outbox TO pg_monitor")
+    outbox.connection.execute("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA outbox TO pg_monitor")
+    outbox.connection.execute("GRANT ALL ON outbox.messages, careless, careless_n_seq TO pg_monitor")
+    outbox.connection.execute(
+        f"CREATE FUNCTION leave() RETURNS text LANGUAGE plpgsql AS $$BEGIN {leave}; RETURN ''; END$$"
+    )
+    spoil = "INSERT INTO public.careless (message_id) SELECT message_id || public.leave() FROM batch ORDER BY ordinal"
+    careless = named(outbox, "careless", {"sql": {"statement": spoil}})
+    workers.start_shared([careless, named(outbox, "other")], outbox.database.uri())
+    ids: list[str] = []
+    for _ in range(3):
+        ids += outbox.produce(5, start=len(ids))
+        tables.wait("careless", ids, 20.0)
+        tables.wait("other", ids, 20.0)
+
+
 def test_a_target_that_is_down_is_tried_again_beside_the_others(outbox, workers, tables, rabbitmq):
     tables.make("good")
     queue = {"rabbitmq": {"connection": {"secretRef": {"name": "mq"}}, "routingKey": "shared-queue", "exchange": ""}}

@@ -41,6 +41,8 @@ _IDLE_SHARE: Final = 0.8
 
 
 _COMMIT_AND_PLACE: Final = "COMMIT; SELECT pg_current_wal_insert_lsn()::text, pg_current_wal_flush_lsn()::text"
+_AS_OPENED: Final = "; RESET ALL; RESET ROLE; DISCARD TEMP"
+"""What a user's statement may have left in the session, others of the process must not find there."""
 RUN_LOOK_SECONDS: Final = 1.0
 """Between two looks of an idle partition whether the server recovered from a crash."""
 
@@ -78,12 +80,13 @@ class TransactionRunner:
     """Runs transactions of one processor on connections in autocommit."""
 
     def __init__(
-        self, key: ProcessorKey, *, lease: float, timeout: float, wal: WalWatch | None = None, can_rest: bool = False
-    ) -> None:
+        self, key: ProcessorKey, *, lease: float, timeout: float, wal: WalWatch | None = None, can_rest: bool = False,
+        is_shared: bool = False,
+    ) -> None:  # fmt: skip
         """Keep the settings; seconds. `wal` waits for the same server's log, and is told of what we write there.
 
         `can_rest`: where nothing can have come, no look is due after a commit: no other unit of this process waits for
-        that log, and a look does nothing but read.
+        that log, and a look does nothing but read. `is_shared`: other processors use the session too.
         """
         self._key = key
         self._opening = _compose_opening(key, max(1, int(lease * _IDLE_SHARE * 1000)), max(1, int(timeout * 1000)))
@@ -92,6 +95,7 @@ class TransactionRunner:
         self._next_look = 0.0
         self._wal = wal
         self._can_rest = can_rest
+        self._left_behind: LiteralString = _AS_OPENED if is_shared else ""
 
     def run(
         self,
@@ -126,7 +130,7 @@ class TransactionRunner:
                 roll_back(connection)
                 return told
             committing = True
-            self._check_committed(connection.execute(self._closing))
+            self._check_committed(connection.execute(self._closing + (self._left_behind if effects else "")))
         except psycopg.Error as err:
             return self._after_error(connection, request, translate(err), committing=committing)
         except OutboxError as err:
@@ -261,9 +265,12 @@ class TransactionRunner:
         if cursor.statusmessage != "COMMIT":
             told = f"the server answered COMMIT with {cursor.statusmessage}"
             raise TransientError(told, reason=Reason.DATABASE_UNAVAILABLE)
-        if self._wal is None or not cursor.nextset() or (place := cursor.fetchone()) is None:
+        if self._wal is None or not cursor.nextset() or cursor.description is None:
             return False
-        found = cursor.fetchone() if cursor.nextset() else None
+        place = cursor.fetchone()
+        if place is None:
+            return False
+        found = cursor.fetchone() if next_id is not None and cursor.nextset() else None
         saw_all = found is not None and found[2] and parse_snapshot(found[0]).xmax == next_id
         self._wal.note_own(*place, saw_all=saw_all)
         return saw_all
