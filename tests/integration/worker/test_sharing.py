@@ -169,6 +169,27 @@ def test_a_target_that_is_down_is_tried_again_beside_the_others(outbox, workers,
     tables.wait("good", ids)
 
 
+def test_a_locked_table_of_one_keeps_the_others_waiting_for_its_timeout_only(outbox, workers, tables):
+    tables.make("locked", "good")
+    outbox.connection.execute("CREATE TABLE theirs (LIKE outbox.messages INCLUDING ALL)")
+    source = {"cursor": "Snapshot", "table": {"schemaName": "public", "name": "theirs"}}
+    locked = named(outbox, "locked", source=source, delivery={"timeout": "1s"})
+    worker = workers.start_shared([locked, named(outbox, "good", source={"cursor": "Snapshot"})], outbox.database.uri())
+    worker.wait_for_all("all are active", are_active)
+    with outbox.database.direct(autocommit=False) as holder:
+        holder.execute("LOCK TABLE theirs IN ACCESS EXCLUSIVE MODE")
+        ids: list[str] = []
+        for _ in range(5):
+            ids += outbox.produce(5, start=len(ids))
+            tables.wait("good", ids, 20.0)
+            time.sleep(0.5)
+        report = worker.reports()["locked"]
+        assert (report.state, report.reason, report.attempt) == ("Unavailable", "DatabaseUnavailable", 0)
+        assert "took longer than delivery.timeout" in report.message
+    worker.wait_for_all("all are active", are_active)
+    assert worker.reports()["good"].last_error is None
+
+
 def test_leases_are_renewed_while_looking_around_takes_long(outbox, workers, tables):
     """The heartbeat looks around for each processor, and a locked table makes each of these looks take long."""
     names = [f"p{number}" for number in range(MANY)]

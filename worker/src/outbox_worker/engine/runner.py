@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from outbox_core.breaker import Phase
-from outbox_core.errors import OutboxError, drop_traceback
+from outbox_core.errors import OutboxError, TransientError, drop_traceback
 from outbox_core.processor import outcomes
 from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.state import CAN_YIELD, HANDS_OVER, NEEDS_CLAIM, NEEDS_LEASE, USES_TARGET, Policy, Step
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from outbox_worker.ownership.heartbeat import Losses
     from outbox_worker.ownership.membership import Membership
 
+_REPEATED: Final = (Step.PREPARE, Step.CLAIM, *CAN_YIELD)
+"""Nothing is in hand, so that a step that lasts may be cut and done again. To find a start (LOAD) would never end."""
 _log = get_logger("outbox.worker")
 
 
@@ -132,9 +134,11 @@ class Runner:
 
     def _carry_out(self, state: ProcessorState) -> outcomes.Outcome:
         context, names = self.context, self._names | {"step": state.step.value}
+        is_bounded = context.databases.is_shared and state.step in _REPEATED
+        seconds = context.config.delivery.timeout.total_seconds() if is_bounded else inf
         try:
             # A wait in it, for a locked table or a server that is gone, ends with the grace period.
-            return context.shutdown.limited(inf, lambda: self._steps.perform(state))
+            return context.shutdown.limited(seconds, lambda: self._steps.perform(state))
         except OutboxError as err:
             error = err
         except DatabaseError as err:
@@ -142,6 +146,12 @@ class Runner:
         except Interrupted as err:
             context.databases.discard()  # it may be in the middle of a statement
             error = err.as_error("the step")
+            if is_bounded and not err.draining:
+                told = (
+                    f"the step {state.step.value!r} took longer than delivery.timeout, for which the other processors "
+                    "of the process waited; it is tried again. Look for a locked table, or raise delivery.timeout"
+                )
+                error = TransientError(told, reason=Reason.DATABASE_UNAVAILABLE)
         except Exception as err:  # noqa: BLE001 - reported in status and tried again, like any other fault
             _log.exception("a fault of the worker itself", extra=names)
             context.databases.discard()
