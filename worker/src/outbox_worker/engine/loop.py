@@ -75,9 +75,7 @@ class Loop:
         """Run to the end; or until all runners are obsolete, because the number of partitions changed."""
         while live := [runner for runner in self._runners if runner.state.step is not Step.END]:
             if looks := (now := time.monotonic()) >= self._next_look:
-                self._next_look = now + TICK
-                for processor in self._processors:
-                    processor.activity.look()
+                self._look_around(live, now)
             at_rest = self._hear(live)
             for processor in self._rated:
                 processor.share()
@@ -99,9 +97,20 @@ class Loop:
                 self._advance(runner)
                 continue
             self._wait(live, TICK if isinf(left) else min(left, TICK))
-            self._tick()
         for processor in self._processors:
             processor.activity.tell()
+
+    def _look_around(self, live: Sequence[Runner], now: float) -> None:
+        """After each wait, or once a second while a runner is busy: see to what nothing else sees to."""
+        if self._wal is not None and self._next_look:
+            self._tell_moved(live, 1)  # a second without a wait for the log
+        self._next_look = now + TICK
+        for processor in self._processors:
+            processor.activity.look()
+        if now >= self._next_tick:
+            self._next_tick = now + TICK
+            for processor in self._processors:
+                processor.tick()
 
     def _advance(self, runner: Runner) -> None:
         runner.advance()
@@ -144,11 +153,3 @@ class Loop:
         for runner, outcome in found:
             runner.advance(outcome)
         return bool(found)
-
-    def _tick(self) -> None:
-        """Look after the targets once a second."""
-        now = time.monotonic()
-        if now >= self._next_tick:
-            self._next_tick = now + TICK
-            for processor in self._processors:
-                processor.tick()
