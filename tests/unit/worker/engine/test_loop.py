@@ -38,10 +38,11 @@ class OneRunner:
 
     def __init__(self, state, log, other=None, steps=0):
         self.state, self.other, self.steps, self.heard, self.kept_alive = state, other, steps, [], 0
+        self.closed = False
         delivery = SimpleNamespace(timeout=timedelta(seconds=1), rate_limit=None)
         self.context = SimpleNamespace(
             config=SimpleNamespace(delivery=delivery), databases=SimpleNamespace(wal=log, arrivals=None),
-            status=SimpleNamespace(handled=0), throttle=None, target=self,
+            status=SimpleNamespace(handled=0, names={}), throttle=None, target=self,
         )  # fmt: skip
         self.is_obsolete = False
 
@@ -59,6 +60,11 @@ class OneRunner:
 
     def keep_alive(self):
         self.kept_alive += 1
+        if self.kept_alive == 1:
+            raise ValueError("the broker confirmed what was never published")
+
+    def close(self):
+        self.closed = True
 
     def changed(self):
         return False
@@ -66,20 +72,21 @@ class OneRunner:
 
 @pytest.fixture
 def idle(monkeypatch):
-    """One that awaits messages, beside another one that had something to do for five ticks."""
+    """One that awaits messages, beside another one that had something to do for ten ticks."""
     monkeypatch.setattr(loop, "TICK", SECONDS)
     log = QuietLog()
     waiting: Any = OneRunner(IDLE, log)
-    busy: Any = OneRunner(replace(IDLE, step=Step.HANDLE, due=0.0), log, other=waiting, steps=20)
+    busy: Any = OneRunner(replace(IDLE, step=Step.HANDLE, due=0.0), log, other=waiting, steps=40)
     Loop([ProcessorRunners([each]) for each in (waiting, busy)], waker=Waker(), progress=Progress()).run()
     return waiting
 
 
-def test_its_target_is_kept_alive(idle):
-    assert 1 <= idle.kept_alive <= 10
+def test_its_target_is_kept_alive_and_made_anew_where_that_fails(idle):
+    assert idle.closed
+    assert 2 <= idle.kept_alive <= 15
 
 
 def test_it_looks_for_messages_now_and_then_although_nothing_waits_for_the_log(idle):
     assert idle.heard
     assert {type(each) for each in idle.heard} == {outcomes.SourceMoved}
-    assert len(idle.heard) <= 10
+    assert len(idle.heard) <= 15

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_core.processor import outcomes
 from outbox_core.processor.state import Step
+from outbox_worker.logs import get_logger
 from outbox_worker.observe.status import Activity
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _SLACK: Final = 120.0
 _LONG: Final = 3600.0
 """For migrations, and for finding a start in a large outbox."""
 _LONG_STEPS: Final = frozenset({Step.PREPARE, Step.LOAD})
+_log = get_logger("outbox.worker")
 
 
 class ProcessorRunners:
@@ -40,6 +42,7 @@ class ProcessorRunners:
         self._target = runners[0].context.target
         self.is_rated = runners[0].context.config.delivery.rate_limit is not None
         self.activity = Activity(runners[0].context.status)
+        self._names = runners[0].context.status.names
 
     def share(self) -> None:
         """Of the processor's rate this process uses the share that its partitions, or it itself, are of all."""
@@ -47,7 +50,11 @@ class ProcessorRunners:
 
     def tick(self) -> None:
         """Let the target keep its connection alive; where it changed, try at once what waits because of it."""
-        self._target.keep_alive()
+        try:
+            self._target.keep_alive()
+        except Exception:  # noqa: BLE001 - what a broker says that cannot be understood must not end the process
+            _log.exception("a fault of the target, whose connection is made anew", extra=self._names)
+            self._target.close()
         if self._target.changed():
             for each in self.runners:
                 if each.state.step is not Step.END:
