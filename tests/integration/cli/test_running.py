@@ -52,12 +52,12 @@ def run(tmp_path):
             process.wait()
 
 
-def manifest(directory, target, *, name="orders", extra=(), **spec):
+def manifest(directory, target, *, name="orders", namespace="shop", extra=(), **spec):
     """Write a manifest as a person would apply it."""
     body = {
         "apiVersion": "outbox-operator.dev/v1alpha1",
         "kind": "OutboxProcessor",
-        "metadata": {"name": name, "namespace": "shop"},
+        "metadata": {"name": name, "namespace": namespace},
         "spec": {
             "source": {"connection": {"secretRef": {"name": "db"}}, "cursor": "TransactionOrder"},
             "delivery": dict(FAST),
@@ -92,11 +92,24 @@ def test_several_that_share_a_process_run_in_one(outbox, run, tmp_path, database
     assert outbox.connection.execute("SELECT DISTINCT token FROM outbox.processor_leases").fetchall() == [(None,)]
 
 
-def test_several_that_do_not_say_so_are_refused(outbox, run, tmp_path, database):
-    first, other = (manifest(tmp_path, SQL_TARGET, name=name) for name in ("orders", "mails"))
-    process = run("-f", first, "-f", other, "--connection", database.files().directory)
+@pytest.mark.parametrize(
+    ("groups", "names", "namespaces"),
+    [
+        pytest.param(("", ""), ("orders", "mails"), ("shop", "shop"), id="none says so"),
+        pytest.param(("small", "other"), ("orders", "mails"), ("shop", "shop"), id="two groups"),
+        pytest.param(("small", "small"), ("orders", "mails"), ("shop", "bank"), id="of two namespaces"),
+        pytest.param(("small", "small"), ("orders", "orders"), ("shop", "shop"), id="the same one twice"),
+    ],
+)
+def test_several_that_do_not_share_are_refused(run, tmp_path, groups, names, namespaces):
+    files: list[Path] = []
+    for group, name, namespace in zip(groups, names, namespaces, strict=True):
+        worker = {"worker": {"shared": group}} if group else {}
+        (place := tmp_path / str(len(files))).mkdir()
+        files.append(manifest(place, SQL_TARGET, name=name, namespace=namespace, **worker))
+    process = run("-f", files[0], "-f", files[1], "--connection", tmp_path)
     assert process.wait(30) != 0
-    assert "give one, or several that write the same name in spec.worker.shared" in (tmp_path / "log").read_text()
+    assert "the files hold 2 processors: give one, or several of one namespace" in (tmp_path / "log").read_text()
 
 
 def test_it_handles_and_drains_on_ctrl_c(outbox, run, tmp_path, database):

@@ -73,11 +73,13 @@ def _read(options: Namespace) -> list[Manifest]:
     """
     cluster = options.cluster_id or f"{LOCAL}{socket.gethostname()}"
     manifests = read_manifests(options.file, cluster=cluster, uid="")
-    groups = {each.processor.spec.worker.shared for each in manifests}
-    if not manifests or (len(manifests) > 1 and (len(groups) > 1 or None in groups)):
+    processors = [each.processor for each in manifests]
+    groups = {(each.ref.namespace, each.spec.worker.shared) for each in processors}
+    is_repeated = len({each.name for each in processors}) < len(processors)
+    if len(processors) != 1 and (len(groups) != 1 or processors[0].spec.worker.shared is None or is_repeated):
         raise CommandError(
-            f"the files hold {len(manifests)} processors: give one, or several that write the same name in "
-            "spec.worker.shared, which run in one process"
+            f"the files hold {len(manifests)} processors: give one, or several of one namespace, each once, that write "
+            "the same name in spec.worker.shared, which run in one process"
         )
     return manifests
 
