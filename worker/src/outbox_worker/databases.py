@@ -164,7 +164,7 @@ class SharedDatabases:
             raise ConfigurationError(
                 f"processor {config.processor_id!r} cannot share a process: {own}; run it in one of its own"
             )
-        table = config.source.model_dump_json()
+        table = config.source.model_dump_json(include={"schema_name", "table", "publications"})  # all that a look reads
         if table not in self._arrivals:
             self._arrivals[table] = Arrivals(config.source, config.processor_id)
         return Databases(
