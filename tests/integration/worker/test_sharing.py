@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 
@@ -254,6 +255,9 @@ def test_asked_to_stop_it_gives_every_lease_back(outbox, workers, tables):
     assert worker.process.wait(20) == 0
     held = outbox.connection.execute("SELECT count(*) FROM outbox.processor_leases WHERE token IS NOT NULL").fetchone()
     assert held == (0,)
+    lines = [json.loads(line) for line in worker.log().splitlines()]
+    for told in ("lease acquired", "checkpoint loaded", "claim vacated"):
+        assert [line["processor"] for line in lines if line["message"] == told] == names
 
 
 def test_a_checkpoint_that_a_person_changed_stops_one_of_them(outbox, workers, tables):

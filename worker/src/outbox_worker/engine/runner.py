@@ -16,7 +16,7 @@ from outbox_core.processor.turns import Turn, Turns, decide_turn
 from outbox_core.progress.checkpoint import StoreAnswer
 from outbox_core.report import Reason
 from outbox_core.spec import Engine
-from outbox_worker.logs import get_logger
+from outbox_worker.logs import about, get_logger
 from outbox_worker.postgres.errors import DatabaseError, translate
 from outbox_worker.shutdown import Interrupted
 
@@ -106,6 +106,10 @@ class Runner:
 
     def advance(self, outcome: outcomes.Outcome | None = None) -> None:
         """Do the step, unless there is an `outcome` already or it is pointless, and decide what comes next."""
+        with about(self._names):
+            self._advance(outcome)
+
+    def _advance(self, outcome: outcomes.Outcome | None) -> None:
         before = self.state
         outcome = outcome or self._judge(self.context.ownership.begin_step())
         phase = self.context.throttle.breaker.phase
@@ -133,7 +137,7 @@ class Runner:
         return self._steps.name_failed(state, outcome) if isinstance(outcome, outcomes.Failed) else outcome
 
     def _carry_out(self, state: ProcessorState) -> outcomes.Outcome:
-        context, names = self.context, self._names | {"step": state.step.value}
+        context = self.context
         is_bounded = context.databases.is_shared and state.step in _REPEATED
         seconds = context.config.delivery.timeout.total_seconds() if is_bounded else inf
         try:
@@ -153,7 +157,7 @@ class Runner:
                 )
                 error = TransientError(told, reason=Reason.DATABASE_UNAVAILABLE)
         except Exception as err:  # noqa: BLE001 - reported in status and tried again, like any other fault
-            _log.exception("a fault of the worker itself", extra=names)
+            _log.exception("a fault of the worker itself", extra={"step": state.step.value})
             context.databases.discard()
             error = OutboxError(f"a fault of the worker itself: {err!r}", reason=Reason.INTERNAL_ERROR)
         return outcomes.Failed(drop_traceback(error))
@@ -215,8 +219,7 @@ class Runner:
         if isinstance(outcome, outcomes.Rejected):
             _log.warning(
                 "store_processor_checkpoint refused",
-                extra=self._names
-                | {
+                extra={
                     "code": int(outcome.answer),
                     "expected": str(outcome.expected),
                     "stored": str(outcome.stored),
@@ -226,8 +229,7 @@ class Runner:
         elif isinstance(outcome, outcomes.Failed | outcomes.CommitUnknown):
             _log.warning(
                 "failed",
-                extra=self._names
-                | {
+                extra={
                     "step": before.step.value,
                     "reason": outcome.error.reason.value,
                     "error": str(outcome.error),
@@ -243,6 +245,5 @@ class Runner:
         if (shown.state, shown.message) != (told.state, told.message):
             _log.info(
                 "state",
-                extra=self._names
-                | {"state": told.state.value, "reason": told.reason.value, "why": told.message or None},
+                extra={"state": told.state.value, "reason": told.reason.value, "why": told.message or None},
             )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from typing_extensions import override
 
 from outbox_worker.background import BackgroundThread
+from outbox_worker.logs import about
 from outbox_worker.ownership.renewal import OBSERVE_SECONDS
 from outbox_worker.postgres.connection import send_if_idle_in_transaction
 from outbox_worker.postgres.ownership import leases as calls
@@ -215,6 +216,7 @@ class Beat:
         self._resource = first.config.resource
         self._lease = first.config.delivery.lease_duration
         self._on_loss = on_loss
+        self.names = first.status.names
         self.seconds = min(self._lease.total_seconds() / 3, holding.renewal.seconds)
         """At most between two ticks."""
         self._next_beat = 0.0
@@ -293,9 +295,10 @@ class Heartbeat(BackgroundThread):
         """
         began, faults = time.monotonic(), list[Exception]()
 
-        def attempt(act: Callable[[Connection], None]) -> None:
+        def attempt(beat: Beat, act: Callable[[Connection], None]) -> None:
             try:
-                act(connection)
+                with about(beat.names):
+                    act(connection)
             except Exception as err:
                 if connection.closed:
                     raise
@@ -303,11 +306,11 @@ class Heartbeat(BackgroundThread):
 
         beats = [beat for beat in self._beats if beat.is_due]
         for beat in beats:
-            attempt(beat.tick)
+            attempt(beat, beat.tick)
         waiting = sorted((beat for beat in beats if beat.next_look <= began), key=lambda beat: beat.next_look)
         for number, beat in enumerate(waiting):
             if number and time.monotonic() - began >= self._interval:
                 break
-            attempt(partial(beat.look_around, each=self._observed_each))
+            attempt(beat, partial(beat.look_around, each=self._observed_each))
         if faults:
             raise faults[0]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import OutboxError
 from outbox_core.report import Intent
-from outbox_worker.logs import get_logger
+from outbox_worker.logs import about, get_logger
 from outbox_worker.postgres.errors import DatabaseError
 from outbox_worker.postgres.ownership import leases as calls
 from outbox_worker.shutdown import Interrupted
@@ -32,10 +32,11 @@ def give_back(shutdown: Shutdown, holdings: Sequence[Holding]) -> None:
 
     def give_each() -> None:
         for each in held:
-            try:
-                _give_back(each)
-            except (OutboxError, DatabaseError) as err:
-                _log.warning(_LAPSES, extra={"error": str(err)})
+            with about(each.contexts[0].status.names):
+                try:
+                    _give_back(each)
+                except (OutboxError, DatabaseError) as err:
+                    _log.warning(_LAPSES, extra={"error": str(err)})
 
     try:
         if held:
