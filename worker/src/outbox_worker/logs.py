@@ -22,7 +22,7 @@ from outbox_core.plain import plain_checkpoints
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_about: Final = ContextVar[dict[str, object]]("about")
+ABOUT: Final = ContextVar[dict[str, object]]("about")
 """Fields of every line that is written now: which processor, or which partition, it is about."""
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -30,11 +30,11 @@ _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 @contextmanager
 def about(names: Mapping[str, object]) -> Iterator[None]:
     """Give these fields to every line of this thread that is written in the block."""
-    before = _about.set({**names})
+    before = ABOUT.set({**names})
     try:
         yield
     finally:
-        _about.reset(before)
+        ABOUT.reset(before)
 
 
 class JsonFormatter(logging.Formatter):
@@ -68,7 +68,7 @@ class TextFormatter(logging.Formatter):
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     """Return the fields of `extra`; a number without end (a retry that never comes) is none: JSON has no infinity."""
-    fields = _about.get({}) | {name: value for name, value in vars(record).items() if name not in _STANDARD}
+    fields = ABOUT.get({}) | {name: value for name, value in vars(record).items() if name not in _STANDARD}
     return {name: None if isinstance(value, float) and not isfinite(value) else value for name, value in fields.items()}
 
 
