@@ -1,14 +1,15 @@
 """Measures whether a batch takes longer when many rows stand behind the cursor, or wait ahead of it.
 
-Each candidate has a database of its own with so many rows. A batch's time is that between two batches in the target,
-where each leaves the moment at which it was stored.
+There are two databases, one with few rows and one with many. In each, every mode has a processor that begins with the
+first row, so that all others wait ahead of it, and one that begins behind the last, and handles what comes then. A
+batch's time is that between two batches in the target, where each leaves the moment at which it was stored.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -18,7 +19,7 @@ from tests.tools.bench.candidates.tables import SqlSums
 from tests.tools.bench.candidates.worker import OurWorker
 from tests.tools.bench.case import Measured
 from tests.tools.bench.figures import Figure, Result, Turn
-from tests.tools.bench.machine import Load
+from tests.tools.bench.machine import Load, count_rounds
 from tests.tools.bench.throughput import say
 from tests.tools.bench.turns import started
 
@@ -28,95 +29,137 @@ if TYPE_CHECKING:
     from tests.tools.bench.case import Case, Options
     from tests.tools.bench.servers import Place
     from tests.tools.bench.turns import Turns
+    from tests.tools.ledger.account import Order
 
-BATCH = Figure("ms a batch of 1000", higher_is_better=False)
+FEW, MANY = 10_000, 10_000_000
+FIGURES = (
+    Figure(f"ms a batch, {FEW:,} rows", higher_is_better=False),
+    Figure(f"ms a batch, {MANY:,} rows", higher_is_better=False),
+    Figure("times as long", higher_is_better=False),
+)
 _ROWS = 20_000
-"""Handled in each run."""
+"""Handled in each run, at least."""
 _TIMES = """
 SELECT extract(epoch FROM stored - lag(stored) OVER (ORDER BY batch)) * 1000 FROM {} WHERE batch > %s ORDER BY batch"""
 
 
-class Grown(OurWorker):
-    """Our worker over a database with many rows behind its cursor, or ahead of it."""
+class Outbox:
+    """A database with rows, and how many it has."""
 
-    def __init__(self, name: str, *, behind: int = 0, ahead: int = 0, baseline: bool = False) -> None:
-        self.sums = SqlSums()
-        super().__init__(name, self.sums, baseline=baseline)
-        self.behind = behind
-        self.ahead = ahead
+    def __init__(self, size: int) -> None:
+        self.size = size
         self.stored = 0
-        """Up to which row its outbox is filled."""
-        self.handled = 0
+        self._place: Place | None = None
+
+    def open(self, place: Place) -> Place:
+        """Make the database, and fill it; later calls return the same place."""
+        if self._place is None:
+            database = place.databases.enter_context(place.servers.database(place.version))
+            self._place = replace(place, database=database)
+            self.fill(self.size)
+        return self._place
+
+    def fill(self, count: int) -> None:
+        """Commit more rows, until there are so many."""
+        if count > self.stored:
+            say(f"{count - self.stored:,} rows are inserted behind {self.stored:,}")
+            rows.insert(self._direct(), self.stored + 1, count)
+            self.stored = count
+            self._direct().execute("VACUUM ANALYZE outbox.messages")
+
+    def _direct(self) -> psycopg.Connection[Any]:
+        assert self._place is not None, "the outbox is not open"
+        return self._place.database.direct()
+
+
+class Grown(OurWorker):
+    """Our worker over such a database, from its first row or from behind its last one."""
+
+    def __init__(
+        self, line: str, outbox: Outbox, order: Order, source: dict[str, Any], delivery: dict[str, Any], *, behind: bool
+    ) -> None:
+        self.sums = SqlSums()
+        start = {"startFrom": {"type": "End" if behind else "Beginning"}}
+        super().__init__(
+            f"{line}, {outbox.size:,} rows", self.sums, source=source | start, delivery=delivery, order=order,
+            baseline=outbox.size == FEW,
+        )  # fmt: skip
+        self.line = line
+        self.outbox = outbox
+        self.first = outbox.size + 1 if behind else 1
+        self.next = self.first
+        """The row that is handled next; those before it were."""
 
     @override
     def start(self, place: Place) -> None:
-        database = place.databases.enter_context(place.servers.database(place.version))
-        self._outbox = database.direct()
-        super().start(replace(place, database=database))
+        super().start(self.outbox.open(place))
 
-    @property
-    def outbox(self) -> psycopg.Connection[object]:
-        return self._outbox
 
-    def fill(self, count: int) -> None:
-        """Commit more rows."""
-        if count > 0:
-            rows.insert(self._outbox, self.stored + 1, self.stored + count)
-            self.stored += count
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the table: the same processor over few rows and over many."""
+
+    few: Grown
+    many: Grown
 
 
 def measure(case: Case, place: Place, options: Options) -> Measured:
-    """Fill the outboxes, then handle a few batches of each in turn."""
+    """Handle a few batches of each processor in turn."""
     with started(place, case) as turns:
-        candidates = [each for each in turns.candidates if isinstance(each, Grown)]
-        results = {each: Result(each.name, each.ours, each.settings) for each in candidates}
-        measured = Measured(list(results.values()))
-        turns.pause(candidates)
-        for each in candidates:
-            each.fill(each.behind)
-            _handle(turns, each, each.behind)
-        for number in range(options.runs + 1):
-            for each in candidates:
-                load = Load.read()
-                turn = _take_turn(turns, each)
-                if number:  # the first warms up
-                    measured.others.append(load.until(Load.read()))
-                    results[each].turns.append(turn)
-        for each, result in results.items():
-            wrong = rows.judge(1, each.handled, each.take(), each.order)
+        grown = [each for each in turns.candidates if isinstance(each, Grown)]
+        pairs = {name: [each for each in grown if each.line == name] for name in dict.fromkeys(g.line for g in grown)}
+        lines = {Line(*pair): Result(name, ours=False, settings=pair[0].settings) for name, pair in pairs.items()}
+        measured = Measured(list(lines.values()))
+        turns.pause(grown)
+        _take_round(turns, lines)  # warms up
+        for _ in count_rounds(options.runs, measured.results, case.figures):
+            load = Load.read()
+            for line, turn in _take_round(turns, lines).items():
+                lines[line].turns.append(turn)
+            measured.others.append(load.until(Load.read()))
+        for line, result in lines.items():
+            wrong = "; ".join(filter(None, (_judge(each) for each in (line.few, line.many))))
             result.turns = [replace(turn, failure=wrong) for turn in result.turns]
-            result.peak_mb = turns.peak_mb(each)
+            result.peak_mb = turns.peak_mb(line.many)
         measured.notes.append(
-            f"{options.runs} runs of {_ROWS:,} messages; the median of its batches; the ledger is read at the end"
+            f"{len(measured.results[0].turns)} runs of {_ROWS:,} messages each; the median of its batches; the ledger "
+            "is read at the end"
         )
         return measured
 
 
-def _take_turn(turns: Turns, candidate: Grown) -> Turn:
-    """Handle some rows while so many stay ahead."""
-    candidate.fill(candidate.handled + candidate.ahead + _ROWS - candidate.stored)
-    candidate.outbox.execute("VACUUM ANALYZE outbox.messages")
-    before = turns.cpu(candidate)
-    first = _last_batch(candidate)
-    done = _handle(turns, candidate, _ROWS)
-    cpu = {name: (after - before[name]) * 1e6 / done for name, after in turns.cpu(candidate).items()}
-    table = candidate.sums.table
-    found = candidate.sums.connection.execute(_TIMES.format(table), (first,)).fetchall()
-    milliseconds = float(median(row[0] for row in found if row[0] is not None))
-    say(f"{candidate.name}: {milliseconds:.2f} ms a batch")
-    return Turn({BATCH.name: milliseconds}, cpu)
+def _take_round(turns: Turns, lines: dict[Line, Result]) -> dict[Line, Turn]:
+    """Let each processor handle some rows, those over few and over many one after the other."""
+    for outbox in dict.fromkeys(each.outbox for line in lines for each in (line.few, line.many)):
+        ahead = max(
+            each.next for line in lines for each in (line.few, line.many) if each.outbox is outbox and each.first == 1
+        )
+        outbox.fill(max(outbox.stored, ahead + outbox.size) + _ROWS)
+    return {line: _take_turn(turns, line) for line in lines}
 
 
-def _handle(turns: Turns, candidate: Grown, count: int) -> int:
-    """Let it handle at least so many, and return how many it did."""
-    if not count:
-        return 0
-    before, wanted = candidate.handled, candidate.handled + count
+def _take_turn(turns: Turns, line: Line) -> Turn:
+    (few, _), (many, cpu) = (_time_batches(turns, each) for each in (line.few, line.many))
+    say(f"{line.few.line}: {few:.2f} ms a batch, {many:.2f} ms where there are many rows")
+    return Turn(dict(zip((each.name for each in FIGURES), (few, many, many / few), strict=True)), cpu)
+
+
+def _time_batches(turns: Turns, candidate: Grown) -> tuple[float, dict[str, float]]:
+    """Let it handle some rows; return the milliseconds of a batch, and the CPU microseconds of a message."""
+    before, first, batch = turns.cpu(candidate), candidate.next, _last_batch(candidate)
+    wanted = candidate.next - candidate.first + _ROWS
     turns.resume([candidate])
     wait_until(lambda: candidate.count() >= wanted, f"{candidate.name} has handled {wanted:,}", 600)
     turns.pause([candidate])
-    candidate.handled = candidate.count()
-    return candidate.handled - before
+    candidate.next = candidate.first + candidate.count()
+    done = candidate.next - first
+    cpu = {name: (after - before[name]) * 1e6 / done for name, after in turns.cpu(candidate).items()}
+    found = candidate.sums.connection.execute(_TIMES.format(candidate.sums.table), (batch,)).fetchall()
+    return float(median(row[0] for row in found if row[0] is not None)), cpu
+
+
+def _judge(candidate: Grown) -> str:
+    return rows.judge(candidate.first, candidate.next - 1, candidate.take(), candidate.order)
 
 
 def _last_batch(candidate: Grown) -> int:

@@ -16,7 +16,7 @@ from tests.support.servers.postgres import wait_until
 from tests.tools.bench import rows
 from tests.tools.bench.case import Measured
 from tests.tools.bench.figures import Figure, Result, Turn, calculate_percentile
-from tests.tools.bench.machine import Load
+from tests.tools.bench.machine import Load, count_rounds
 from tests.tools.bench.throughput import say
 from tests.tools.bench.turns import started
 
@@ -50,7 +50,7 @@ def measure(case: Case, place: Place, options: Options) -> Measured:
         results = {each: Result(each.name, each.ours, each.settings) for each in turns.candidates}
         measured = Measured(list(results.values()))
         turns.pause(turns.candidates)
-        for number in range(options.runs):
+        for number in count_rounds(options.runs, measured.results, FIGURES):
             shift = number % len(turns.candidates)
             for each in [*turns.candidates[shift:], *turns.candidates[:shift]]:
                 load = Load.read()
@@ -58,7 +58,7 @@ def measure(case: Case, place: Place, options: Options) -> Measured:
                 measured.others.append(load.until(Load.read()))
         for each, result in results.items():
             result.peak_mb = turns.peak_mb(each)
-        measured.notes.append(f"{options.runs} runs, {options.seconds:g} s at each rate")
+        measured.notes.append(f"{len(measured.results[0].turns)} runs, {options.seconds:g} s at each rate")
         measured.notes.append("single rows are committed by one session; the time begins when its COMMIT has returned")
         return measured
 

@@ -13,7 +13,7 @@ from tests.tools.bench.figures import SPREAD, Figure, Result, calculate_spread
 from tests.tools.bench.processes import cpu_of_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 FOREIGN = 0.10
 """Part of the processors that programs other than ours may use."""
@@ -69,12 +69,30 @@ def decide_start(others: Others) -> list[str]:
     return _judge(others, "before the first run")
 
 
+def count_rounds(wanted: int, results: Sequence[Result], figures: Sequence[Figure]) -> Iterator[int]:
+    """Number the rounds: as many as wanted, and up to as many again while one candidate's runs lie too far apart.
+
+    In each round every candidate has one run. What disturbs the machine for a minute takes the quartiles of five runs
+    with it, and hardly those of ten; a machine that is never quiet stays refused.
+    """
+    number = 0
+    while number < wanted or (number < 2 * wanted and find_unsteady(results, figures)):
+        yield number
+        number += 1
+
+
 def decide_report(during: Sequence[Others], results: Sequence[Result], figures: Sequence[Figure]) -> list[str]:
     """Say why the figures of a case must not be reported; empty: they may."""
     reasons = []
     if during:
         middle = Others(median(each.foreign for each in during), median(each.stolen for each in during))
         reasons = _judge(middle, "during the runs (median)")
+    return reasons + find_unsteady(results, figures)
+
+
+def find_unsteady(results: Sequence[Result], figures: Sequence[Figure]) -> list[str]:
+    """Name the candidates whose runs lie too far apart."""
+    reasons = []
     for result in results:
         for figure in (each for each in figures if each.steady):
             spread = calculate_spread(result.numbers(figure.name))

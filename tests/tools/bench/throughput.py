@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tests.tools.bench import rows
 from tests.tools.bench.case import Measured
 from tests.tools.bench.figures import Figure, Result, Turn
-from tests.tools.bench.machine import Load
+from tests.tools.bench.machine import Load, count_rounds
 from tests.tools.bench.servers import HEARTBEAT
 from tests.tools.bench.turns import started
 
@@ -64,11 +64,11 @@ class Throughput:
         self._run(WARM_UP, {each: min(WARM_UP, WARM_UP_COPIES) for each in self._own_rows()})
         self._run(*self._plan())
         count, own = self._plan()
-        for number in range(self._options.runs):
+        for number in count_rounds(self._options.runs, self._measured.results, [RATE]):
             self._run(count, own, turned=number)
         for each, result in self._results.items():
             result.peak_mb = self._turns.peak_mb(each)
-        self._measured.notes += [f"{self._options.runs} runs of {count:,} messages"]
+        self._measured.notes += [f"{len(self._measured.results[0].turns)} runs of {count:,} messages"]
         self._measured.notes += [
             f"{each.name}: {fewer:,} messages, in a table of its own" for each, fewer in own.items() if fewer < count
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.tools.bench.figures import Figure, Result, Turn, calculate_percentile, calculate_ratio, calculate_spread
-from tests.tools.bench.machine import Load, Others, decide_report, decide_start
+from tests.tools.bench.machine import Load, Others, count_rounds, decide_report, decide_start
 
 RATE = Figure("messages/s")
 DELAY = Figure("p50 ms", higher_is_better=False)
@@ -89,3 +89,20 @@ def test_what_others_used_is_what_is_left_of_the_processors() -> None:
     before = Load(busy=10, stolen=1, total=100, own=4)
     assert before.until(Load(busy=16, stolen=2, total=110, own=8)) == Others(foreign=0.2, stolen=0.1)
     assert before.until(before) == Others(0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rates", "rounds"),
+    [
+        pytest.param([100.0] * 6, 3, id="as many as wanted where the runs agree"),
+        pytest.param([60.0, 100.0, 140.0, 100.0, 100.0, 100.0], 5, id="more until they agree"),
+        pytest.param([60.0, 100.0, 140.0, 60.0, 140.0, 60.0], 6, id="never more than twice as many"),
+    ],
+)
+def test_a_case_whose_runs_lie_too_far_apart_gets_more_of_them(rates, rounds) -> None:
+    steady, measured = make_result(*[50.0] * 6), make_result()
+    taken = []
+    for number in count_rounds(3, [steady, measured], [RATE]):
+        measured.turns.append(Turn({"messages/s": rates[number]}))
+        taken.append(number)
+    assert taken == list(range(rounds))

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.tools.bench import growth
 from tests.tools.bench.case import Case
-from tests.tools.bench.growth import Grown
+from tests.tools.bench.growth import FEW, MANY, Grown, Outbox
+from tests.tools.ledger.account import Order
 
 if TYPE_CHECKING:
     from tests.tools.bench.case import Candidate
 
-_FEW, _MANY = 10_000, 1_000_000
+_MODES: dict[str, tuple[Order, dict[str, Any], dict[str, Any]]] = {
+    "Ordered, cursor Snapshot": (Order.COMMIT, {"cursor": "Snapshot"}, {}),
+    "Ordered, cursor TransactionOrder": (Order.TOTAL, {"cursor": "TransactionOrder"}, {}),
+    "Partitioned (8)": (Order.KEY, {}, {"mode": "Partitioned", "partitions": {"count": 8}}),
+    "Competing": (Order.NONE, {}, {"mode": "Competing"}),
+}
 
 
 def _candidates() -> list[Candidate]:
+    few, many = Outbox(FEW), Outbox(MANY)
     return [
-        Grown("1,000,000 rows behind the cursor", behind=_MANY),
-        Grown("1,000,000 rows ahead of the cursor", ahead=_MANY),
-        Grown("10,000 rows behind the cursor", behind=_FEW, baseline=True),
-        Grown("10,000 rows ahead of the cursor", ahead=_FEW, baseline=True),
+        Grown(f"{name}, rows {'behind' if behind else 'ahead'}", outbox, *mode, behind=behind)
+        for name, mode in _MODES.items()
+        for behind in (True, False)
+        for outbox in (few, many)
     ]
 
 
 GROWTH = Case(
     name="growth",
-    title="Mode Ordered over a table that grows",
+    title="A table that grows",
     about=(
-        "The time of a batch of 1000 messages that a SQL statement sums, with rows that were handled before (behind "
-        "the cursor) or that wait (ahead of it). Compare A with 10,000 rows behind, B with 10,000 rows ahead: 1.00x "
-        "means that the table's size costs nothing."
+        f"The time of a batch of 1000 messages that a SQL statement sums, where {FEW:,} rows were handled before "
+        f"(behind the cursor) or wait (ahead of it), and where {MANY:,} do. `times as long` is the one divided by the "
+        "other, run by run: 1.00 means that the table's size costs nothing."
     ),
     candidates=_candidates,
     measure=growth.measure,
-    figures=(growth.BATCH,),
+    figures=growth.FIGURES,
 )
