@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from statistics import median, quantiles
+from statistics import geometric_mean, median, quantiles
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SPREAD = 0.15
-"""Most that the middle half of one candidate's runs may differ, as a part of their median."""
+"""Most that the middle half of one candidate's runs may differ, as a part of their median, drift taken out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,15 @@ class Result:
 
     def numbers(self, figure: str) -> list[float]:
         """Return the figure of each run that has it; a run that failed does not count."""
-        return [turn.values[figure] for turn in self.turns if figure in turn.values and not turn.failure]
+        return list(self.by_round(figure).values())
+
+    def by_round(self, figure: str) -> dict[int, float]:
+        """Return the same numbers by the round, from 0, in which every candidate had a run."""
+        return {
+            number: turn.values[figure]
+            for number, turn in enumerate(self.turns)
+            if figure in turn.values and not turn.failure
+        }
 
     def failures(self) -> list[str]:
         """Return what was wrong, by run."""
@@ -83,12 +95,33 @@ def calculate_spread(numbers: list[float]) -> float:
     return (third - first) / middle
 
 
-def calculate_ratio(ours: list[float], theirs: list[float], figure: Figure) -> float | None:
-    """Return how many times better our median is; None where one of them has no number, or nothing to compare."""
-    if not ours or not theirs or not median(ours) or not median(theirs):
+def take_out_drift(results: Sequence[Result], figure: Figure) -> list[list[float]]:
+    """Return each candidate's numbers as parts of what the others made in the same round (geometric mean).
+
+    A virtual machine becomes slower and faster from minute to minute, for every program alike. That moves no ratio of
+    two candidates, which is what a table is read for. A round in which a candidate failed does not count, nor one with
+    a number that is nothing.
+    """
+    if len(results) == 1:
+        return [results[0].numbers(figure.name)]
+    numbers = [each.by_round(figure.name) for each in results]
+    whole = [number for number in (numbers[0] if numbers else ()) if all(each.get(number) for each in numbers)]
+    return [
+        [each[number] / geometric_mean(other[number] for other in numbers if other is not each) for number in whole]
+        for each in numbers
+    ]
+
+
+def calculate_ratio(ours: Result, theirs: Result, figure: Figure) -> float | None:
+    """Return how many times better ours is: the median of the rounds' ratios.
+
+    None: there is no round in which both have a number, and one to divide by.
+    """
+    our, their = ours.by_round(figure.name), theirs.by_round(figure.name)
+    ratios = [our[number] / their[number] for number in our if our[number] and their.get(number)]
+    if not ratios:
         return None
-    ratio = median(ours) / median(theirs)
-    return ratio if figure.higher_is_better else 1 / ratio
+    return median(ratios) if figure.higher_is_better else 1 / median(ratios)
 
 
 def calculate_percentile(numbers: list[float], share: float) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Self
 
-from tests.tools.bench.figures import SPREAD, Figure, Result, calculate_spread
+from tests.tools.bench.figures import SPREAD, Figure, Result, calculate_spread, take_out_drift
 from tests.tools.bench.processes import cpu_of_tree
 
 if TYPE_CHECKING:
@@ -93,13 +93,13 @@ def decide_report(during: Sequence[Others], results: Sequence[Result], figures: 
 def find_unsteady(results: Sequence[Result], figures: Sequence[Figure]) -> list[str]:
     """Name the candidates whose runs lie too far apart."""
     reasons = []
-    for result in results:
-        for figure in (each for each in figures if each.steady):
-            spread = calculate_spread(result.numbers(figure.name))
+    for figure in (each for each in figures if each.steady):
+        for result, numbers in zip(results, take_out_drift(results, figure), strict=True):
+            spread = calculate_spread(numbers)
             if spread > SPREAD:
                 reasons.append(
-                    f"{result.name}: {figure.name} differed by {spread:.1%} in the middle half of the runs, "
-                    f"allowed are {SPREAD:.0%}"
+                    f"{result.name}: {figure.name}, beside the others of the same round, differed by {spread:.1%} in "
+                    f"the middle half of the runs, allowed are {SPREAD:.0%}"
                 )
     return reasons
 

@@ -85,7 +85,7 @@ def replace_section(page: str, name: str, lines: Sequence[str]) -> str:
 def _ratio(our: Result, other: Result, figure: Figure) -> str:
     if our is other:
         return _NOTHING
-    ratio = calculate_ratio(our.numbers(figure.name), other.numbers(figure.name), figure)
+    ratio = calculate_ratio(our, other, figure)
     return _NOTHING if ratio is None else f"{ratio:.2f}x"
 
 

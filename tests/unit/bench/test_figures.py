@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tools.bench.figures import Figure, Result, Turn, calculate_percentile, calculate_ratio, calculate_spread
+from tests.tools.bench.figures import (
+    Figure,
+    Result,
+    Turn,
+    calculate_percentile,
+    calculate_ratio,
+    calculate_spread,
+    take_out_drift,
+)  # fmt: skip
 from tests.tools.bench.machine import Load, Others, count_rounds, decide_report, decide_start
 
 RATE = Figure("messages/s")
@@ -42,14 +50,26 @@ def test_spread_is_the_middle_half_as_a_part_of_the_median(numbers, spread) -> N
 @pytest.mark.parametrize(
     ("figure", "ours", "theirs", "ratio"),
     [
-        pytest.param(RATE, [20.0, 30.0, 25.0], [10.0], 2.5, id="twice and a half as many"),
+        pytest.param(RATE, [20.0, 30.0, 25.0], [10.0, 10.0, 10.0], 2.5, id="twice and a half as many"),
+        pytest.param(RATE, [20.0, 30.0, 10.0], [10.0, 15.0, 5.0], 2.0, id="within each round"),
+        pytest.param(RATE, [20.0, 30.0], [10.0], 2.0, id="in rounds that both have"),
         pytest.param(DELAY, [2.0], [10.0], 5.0, id="a fifth of the time is five times better"),
         pytest.param(RATE, [], [10.0], None, id="ours failed"),
         pytest.param(RATE, [10.0], [0.0], None, id="theirs is nothing"),
     ],
 )
 def test_ratio_says_how_many_times_better_ours_is(figure, ours, theirs, ratio) -> None:
-    assert calculate_ratio(ours, theirs, figure) == ratio
+    our, their = (Result("", True, "", [Turn({figure.name: each}) for each in numbers]) for numbers in (ours, theirs))
+    assert calculate_ratio(our, their, figure) == ratio
+
+
+def test_what_makes_every_candidate_slower_is_taken_out() -> None:
+    results = [make_result(100, 50, 80), make_result(400, 200, 320, name="peer")]
+    assert take_out_drift(results, RATE) == [pytest.approx([0.25] * 3), pytest.approx([4.0] * 3)]
+    assert decide_report([], results, [RATE]) == []
+    results[1].turns[1] = Turn({"messages/s": 200.0}, failure="3 lost")
+    assert take_out_drift(results, RATE) == [pytest.approx([0.25] * 2), pytest.approx([4.0] * 2)]
+    assert take_out_drift(results[:1], RATE) == [[100, 50, 80]]
 
 
 def test_a_percentile_is_one_of_the_numbers() -> None:
@@ -81,8 +101,10 @@ def test_the_median_of_the_runs_decides_whether_the_machine_was_busy() -> None:
 
 
 def test_runs_that_lie_too_far_apart_are_refused() -> None:
-    (reason,) = decide_report([], [make_result(100, 110), make_result(100, 140, 110, name="peer")], [RATE])
-    assert reason == "peer: messages/s differed by 18.2% in the middle half of the runs, allowed are 15%"
+    steady = [make_result(100, 100, 100, name=f"peer {number}") for number in range(9)]
+    reasons = decide_report([], [make_result(100, 140, 110), *steady], [RATE])
+    reason = "ours: messages/s, beside the others of the same round, differed by 18.2% in the middle half of the runs"
+    assert reasons == [f"{reason}, allowed are 15%"]
 
 
 def test_what_others_used_is_what_is_left_of_the_processors() -> None:

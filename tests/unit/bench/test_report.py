@@ -24,7 +24,7 @@ def test_a_ratio_to_ours_stands_beside_each_peer() -> None:
     lines = format_results(RESULTS, [RATE], "CPU microseconds a message")
     assert lines[2:5] == [
         "| Ordered <1> (**A**) | 2,500 (2,000-3,000) | - | 12.0 | - | 61.5 | exact |",
-        "| peer | 1,000 (1,000-1,000) | 2.50x | - | 3.00 | - | run 2: 2 lost |",
+        "| peer | 1,000 (1,000-1,000) | 2.00x | - | 3.00 | - | run 2: 2 lost |",
         "| broken | failed | - | - | - | - | run 1: 0 of 7 were handled in 60 s |",
     ]
     assert lines[-1] == "Columns worker, peer: CPU microseconds a message (medians)."
