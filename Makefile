@@ -45,7 +45,7 @@ scale: ## Measure what the operator costs with many resources (SUSPENDED=2000 RU
 	@$(PY) -m tests.tools.load.scale $(if $(SUSPENDED),--suspended $(SUSPENDED)) $(if $(RUNNING),--running $(RUNNING)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(FORCE),--force)
 
 bench: ## Measure the worker beside its peers on the same rows (CASE=name,name SECONDS=10 RUNS=5 FORCE=1 TO=folder); docs/performance
-	@tests/tools/cluster/setup.sh python postgres rabbitmq kafka bench
+	@tests/tools/cluster/setup.sh python postgres rabbitmq kafka spark bench
 	@$(PY) -m tests.tools.bench $(if $(CASE),--case '$(CASE)') $(if $(SECONDS),--seconds $(SECONDS)) $(if $(RUNS),--runs $(RUNS)) $(if $(FORCE),--force) $(if $(TO),--to '$(TO)')
 
 mutants: ## Plant known faults into a copy, and see the tests catch them (ONLY='word,word')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from statistics import geometric_mean, median, quantiles
+from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -96,31 +96,45 @@ def calculate_spread(numbers: list[float]) -> float:
 
 
 def take_out_drift(results: Sequence[Result], figure: Figure) -> list[list[float]]:
-    """Return each candidate's numbers as parts of what the others made in the same round (geometric mean).
+    """Return each candidate's numbers, divided by how much faster or slower the others were in the same round.
 
     A virtual machine becomes slower and faster from minute to minute, for every program alike. That moves no ratio of
-    two candidates, which is what a table is read for. A round in which a candidate failed does not count, nor one with
-    a number that is nothing.
+    two candidates, which is what a table is read for. What a round did to the others is the median of what it did to
+    each, so one odd program moves nothing. A round in which a candidate failed does not count, nor one with a number
+    that is nothing.
     """
-    if len(results) == 1:
-        return [results[0].numbers(figure.name)]
     numbers = [each.by_round(figure.name) for each in results]
     whole = [number for number in (numbers[0] if numbers else ()) if all(each.get(number) for each in numbers)]
+    if not whole:
+        return [[] for _ in results]
+    parts = [{number: each[number] / median(each[n] for n in whole) for number in whole} for each in numbers]
     return [
-        [each[number] / geometric_mean(other[number] for other in numbers if other is not each) for number in whole]
-        for each in numbers
+        [own[number] / median([other[number] for other in parts if other is not part] or [1.0]) for number in whole]
+        for own, part in zip(numbers, parts, strict=True)
     ]
 
 
-def calculate_ratio(ours: Result, theirs: Result, figure: Figure) -> float | None:
+def find_unsteady(results: Sequence[Result], figure: Figure) -> dict[str, float]:
+    """Return by name the spread of those candidates whose runs lie too far apart."""
+    if not figure.steady:
+        return {}
+    spreads = [calculate_spread(numbers) for numbers in take_out_drift(results, figure)]
+    return {each.name: spread for each, spread in zip(results, spreads, strict=True) if spread > SPREAD}
+
+
+def calculate_ratio(ours: Result, theirs: Result, figure: Figure, *, to_best: bool = False) -> float | None:
     """Return how many times better ours is: the median of the rounds' ratios.
 
-    None: there is no round in which both have a number, and one to divide by.
+    None: there is no round in which both have a number, and one to divide by. With `to_best` it is our median beside
+    their best run.
     """
     our, their = ours.by_round(figure.name), theirs.by_round(figure.name)
     ratios = [our[number] / their[number] for number in our if our[number] and their.get(number)]
     if not ratios:
         return None
+    if to_best:
+        best = max if figure.higher_is_better else min
+        ratios = [median(our.values()) / best(their.values())]
     return median(ratios) if figure.higher_is_better else 1 / median(ratios)
 
 

@@ -79,10 +79,9 @@ class Grown(OurWorker):
         self, line: str, outbox: Outbox, order: Order, source: dict[str, Any], delivery: dict[str, Any], *, behind: bool
     ) -> None:
         self.sums = SqlSums()
-        start = {"startFrom": {"type": "End" if behind else "Beginning"}}
         super().__init__(
-            f"{line}, {outbox.size:,} rows", self.sums, source=source | start, delivery=delivery, order=order,
-            baseline=outbox.size == FEW,
+            f"{line}, {outbox.size:,} rows", self.sums, source=source, delivery=delivery, order=order,
+            start_from="End" if behind else "Beginning", baseline=outbox.size == FEW,
         )  # fmt: skip
         self.line = line
         self.outbox = outbox

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Self
 
-from tests.tools.bench.figures import SPREAD, Figure, Result, calculate_spread, take_out_drift
+from tests.tools.bench.figures import SPREAD, Figure, Result, find_unsteady
 from tests.tools.bench.processes import cpu_of_tree
 
 if TYPE_CHECKING:
@@ -70,13 +70,13 @@ def decide_start(others: Others) -> list[str]:
 
 
 def count_rounds(wanted: int, results: Sequence[Result], figures: Sequence[Figure]) -> Iterator[int]:
-    """Number the rounds: as many as wanted, and up to as many again while one candidate's runs lie too far apart.
+    """Number the rounds: as many as wanted, and up to as many again while the runs of one of ours lie too far apart.
 
     In each round every candidate has one run. What disturbs the machine for a minute takes the quartiles of five runs
     with it, and hardly those of ten; a machine that is never quiet stays refused.
     """
     number = 0
-    while number < wanted or (number < 2 * wanted and find_unsteady(results, figures)):
+    while number < wanted or (number < 2 * wanted and _find_doubtful(results, figures)):
         yield number
         number += 1
 
@@ -87,21 +87,19 @@ def decide_report(during: Sequence[Others], results: Sequence[Result], figures: 
     if during:
         middle = Others(median(each.foreign for each in during), median(each.stolen for each in during))
         reasons = _judge(middle, "during the runs (median)")
-    return reasons + find_unsteady(results, figures)
+    return reasons + _find_doubtful(results, figures)
 
 
-def find_unsteady(results: Sequence[Result], figures: Sequence[Figure]) -> list[str]:
-    """Name the candidates whose runs lie too far apart."""
-    reasons = []
-    for figure in (each for each in figures if each.steady):
-        for result, numbers in zip(results, take_out_drift(results, figure), strict=True):
-            spread = calculate_spread(numbers)
-            if spread > SPREAD:
-                reasons.append(
-                    f"{result.name}: {figure.name}, beside the others of the same round, differed by {spread:.1%} in "
-                    f"the middle half of the runs, allowed are {SPREAD:.0%}"
-                )
-    return reasons
+def _find_doubtful(results: Sequence[Result], figures: Sequence[Figure]) -> list[str]:
+    """Say which of ours have runs that lie too far apart; a peer's are compared by its best run."""
+    ours = {each.name for each in results if each.ours}
+    return [
+        f"{name}: {figure.name}, without what the round did to the others, differed by {spread:.1%} in the middle half "
+        f"of the runs, allowed are {SPREAD:.0%}"
+        for figure in figures
+        for name, spread in find_unsteady(results, figure).items()
+        if name in ours
+    ]
 
 
 def _judge(others: Others, when: str) -> list[str]:

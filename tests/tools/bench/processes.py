@@ -18,7 +18,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 def cpu_of_tree(pid: int) -> float:
     """Return the CPU seconds of a process and all below it; children that ended count with their parent."""
-    return sum(_cpu(fields) for fields in _read_tree(pid))
+    return sum(_cpu(fields) for _, fields in _read_tree(pid))
 
 
 def start(command: Sequence[str], log: Path, *, env: dict[str, str] | None = None, cwd: Path | None = None) -> Program:
@@ -66,13 +66,15 @@ class Program:
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:
-    """Send a signal to each process that is still there."""
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
+    """Send a signal to each process that is still there, and to all below it."""
+    for root in pids:
+        for pid in [pid for pid, _ in _read_tree(root)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
-def _read_tree(root: int) -> Iterator[list[str]]:
+def _read_tree(root: int) -> Iterator[tuple[int, list[str]]]:
+    """Return the processes from this one on, each with its fields of /proc; a parent comes before its children."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     stats: dict[int, list[str]] = {}
     for entry in os.scandir("/proc"):
@@ -84,7 +86,7 @@ def _read_tree(root: int) -> Iterator[list[str]]:
         pid = waiting.pop()
         waiting += children[pid]
         if pid in stats:
-            yield stats[pid]
+            yield pid, stats[pid]
 
 
 def _read_stat(pid: int) -> list[str]:

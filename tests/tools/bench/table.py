@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
-from tests.tools.bench.figures import Figure, Result, calculate_ratio
+from tests.tools.bench.figures import Figure, Result, calculate_ratio, find_unsteady
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +31,7 @@ def format_results(results: Sequence[Result], figures: Sequence[Figure], cpu: st
     """Return the table: one line for each candidate, a ratio to each of ours for each figure."""
     ours = [each for each in results if each.ours]
     letters = {each.name: chr(ord("A") + number) for number, each in enumerate(ours)}
+    unsteady = {figure: find_unsteady(results, figure) for figure in figures}
     named = dict.fromkeys(name for each in results for name in each.cpu())
     processes = sorted(named, key=lambda name: name[0].isupper())  # the servers last
     header = ["what runs"]
@@ -43,7 +44,8 @@ def format_results(results: Sequence[Result], figures: Sequence[Figure], cpu: st
         cells = [each.name + mark]
         for figure in figures:
             cells.append(format_range(each.numbers(figure.name)))
-            cells += [_ratio(our, each, figure) for our in ours]
+            to_best = not each.ours and each.name in unsteady[figure]
+            cells += [_ratio(our, each, figure, to_best=to_best) for our in ours]
         used = each.cpu()
         cells += [format_number(used[name]) if name in used else _NOTHING for name in processes]
         cells += [format_number(each.peak_mb) if each.peak_mb else _NOTHING, _ledger(each)]
@@ -82,11 +84,11 @@ def replace_section(page: str, name: str, lines: Sequence[str]) -> str:
     return before + part + after
 
 
-def _ratio(our: Result, other: Result, figure: Figure) -> str:
+def _ratio(our: Result, other: Result, figure: Figure, *, to_best: bool) -> str:
     if our is other:
         return _NOTHING
-    ratio = calculate_ratio(our, other, figure)
-    return _NOTHING if ratio is None else f"{ratio:.2f}x"
+    ratio = calculate_ratio(our, other, figure, to_best=to_best)
+    return _NOTHING if ratio is None else f"{ratio:.2f}x{' (best)' if to_best else ''}"
 
 
 def _ledger(result: Result) -> str:

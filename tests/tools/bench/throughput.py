@@ -18,7 +18,7 @@ from tests.tools.bench.case import Measured
 from tests.tools.bench.figures import Figure, Result, Turn
 from tests.tools.bench.machine import Load, count_rounds
 from tests.tools.bench.servers import HEARTBEAT
-from tests.tools.bench.turns import started
+from tests.tools.bench.turns import SETTLED, started
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,6 +114,7 @@ class Throughput:
 
     def _take_turn(self, candidate: Candidate, count: int) -> Turn:
         limit = PATIENCE + 10 * (count / rate if (rate := self._rates.get(candidate)) else 0)
+        self._turns.settle()
         load, cpu = Load.read(), self._turns.cpu(candidate)
         began = time.monotonic()
         self._turns.resume([candidate])
@@ -140,7 +141,7 @@ def limit_seconds(seconds: float, readers: Sequence[float], copies: Sequence[flo
     """
     together = max(readers) * (sum(1 / rate for rate in readers) + 1 / INSERTED)
     together += sum(1 + rate / INSERTED for rate in copies)
-    return min(seconds, HEARTBEAT * 0.75 / together)
+    return min(seconds, (HEARTBEAT * 0.75 - SETTLED * (len(readers) + len(copies))) / together)
 
 
 def say(text: str) -> None:

@@ -22,6 +22,11 @@ _IN_TRANSACTION = (
     "AND (state LIKE 'idle in transaction%' OR state = 'active') AND application_name NOT LIKE '% waiting'"
 )
 """Sessions that do something; but for those in which our workers wait for the log, which holds no one up."""
+CALM = 0.05
+"""Part of a processor that servers with nothing to do may use."""
+SETTLED = 3.0
+"""Seconds within which they come to rest, mostly."""
+_LOOK = 0.25
 
 
 class Turns:
@@ -50,6 +55,18 @@ class Turns:
     def resume(self, candidates: Sequence[Candidate]) -> None:
         """Let them go on."""
         send([pid for each in candidates for pid in each.pids().values()], signal.SIGCONT)
+
+    def settle(self) -> None:
+        """Wait until the servers rest: what the last one left them to write would be charged to the next one."""
+        until = time.monotonic() + 2 * SETTLED
+        while time.monotonic() < until:
+            before, began = self._cpu_of_servers(), time.monotonic()
+            time.sleep(_LOOK)
+            if self._cpu_of_servers() - before < CALM * (time.monotonic() - began):
+                return
+
+    def _cpu_of_servers(self) -> float:
+        return sum(cpu_of_tree(pid) for pid in self._servers.values())
 
     def cpu(self, candidate: Candidate) -> dict[str, float]:
         """Return the CPU seconds so far of a candidate's processes and of the servers."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.tools.bench.figures import (
@@ -11,6 +13,7 @@ from tests.tools.bench.figures import (
     calculate_percentile,
     calculate_ratio,
     calculate_spread,
+    find_unsteady,
     take_out_drift,
 )  # fmt: skip
 from tests.tools.bench.machine import Load, Others, count_rounds, decide_report, decide_start
@@ -65,11 +68,31 @@ def test_ratio_says_how_many_times_better_ours_is(figure, ours, theirs, ratio) -
 
 def test_what_makes_every_candidate_slower_is_taken_out() -> None:
     results = [make_result(100, 50, 80), make_result(400, 200, 320, name="peer")]
-    assert take_out_drift(results, RATE) == [pytest.approx([0.25] * 3), pytest.approx([4.0] * 3)]
+    assert take_out_drift(results, RATE) == [pytest.approx([80] * 3), pytest.approx([320] * 3)]
     assert decide_report([], results, [RATE]) == []
     results[1].turns[1] = Turn({"messages/s": 200.0}, failure="3 lost")
-    assert take_out_drift(results, RATE) == [pytest.approx([0.25] * 2), pytest.approx([4.0] * 2)]
+    assert take_out_drift(results, RATE) == [pytest.approx([90] * 2), pytest.approx([360] * 2)]
     assert take_out_drift(results[:1], RATE) == [[100, 50, 80]]
+    assert take_out_drift([make_result(), *results], RATE) == [[], [], []]
+
+
+def test_one_odd_program_makes_no_other_look_odd() -> None:
+    steady = [make_result(*[100.0 + number] * 4, name=f"peer {number}") for number in range(3)]
+    odd = make_result(100, 300, 100, 300, name="odd", ours=False)
+    assert list(find_unsteady([*steady, odd], RATE)) == ["odd"]
+    assert find_unsteady([*steady, odd], replace(RATE, steady=False)) == {}
+
+
+def test_a_program_whose_runs_lie_far_apart_is_compared_by_its_best_run() -> None:
+    ours, odd = make_result(600, 600, 600, 600), make_result(100, 300, 100, 300, name="odd", ours=False)
+    assert calculate_ratio(ours, odd, RATE, to_best=True) == 2.0
+    assert decide_report([], [ours, odd], [RATE]) != [], "beside it alone nobody can say which of the two is odd"
+    assert (
+        decide_report(
+            [], [ours, make_result(*[50.0] * 4, name="peer"), make_result(*[9.0] * 4, name="other"), odd], [RATE]
+        )
+        == []
+    )
 
 
 def test_a_percentile_is_one_of_the_numbers() -> None:
@@ -103,7 +126,9 @@ def test_the_median_of_the_runs_decides_whether_the_machine_was_busy() -> None:
 def test_runs_that_lie_too_far_apart_are_refused() -> None:
     steady = [make_result(100, 100, 100, name=f"peer {number}") for number in range(9)]
     reasons = decide_report([], [make_result(100, 140, 110), *steady], [RATE])
-    reason = "ours: messages/s, beside the others of the same round, differed by 18.2% in the middle half of the runs"
+    reason = (
+        "ours: messages/s, without what the round did to the others, differed by 18.2% in the middle half of the runs"
+    )
     assert reasons == [f"{reason}, allowed are 15%"]
 
 

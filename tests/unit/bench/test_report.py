@@ -30,6 +30,19 @@ def test_a_ratio_to_ours_stands_beside_each_peer() -> None:
     assert lines[-1] == "Columns worker, peer: CPU microseconds a message (medians)."
 
 
+def test_a_peer_that_is_unsteady_is_compared_by_its_best_run_and_marked() -> None:
+    rates = {"ours": [600] * 4, "steady": [60] * 4, "another": [300] * 4, "odd": [100, 300, 100, 300]}
+    results = [
+        Result(name, name == "ours", "", [Turn({RATE.name: rate}) for rate in each]) for name, each in rates.items()
+    ]
+    assert format_results(results, [RATE], "")[2:6] == [
+        "| ours (**A**) | 600 (600-600) | - | - | exact |",
+        "| steady | 60.0 (60.0-60.0) | 10.00x | - | exact |",
+        "| another | 300 (300-300) | 2.00x | - | exact |",
+        "| odd | 200 (100-300) | 2.00x (best) | - | exact |",
+    ]
+
+
 def test_where_nothing_is_handled_there_is_no_ledger() -> None:
     idle = Result("idle", True, "", [Turn({RATE.name: 1})], counted=False)
     assert format_results([idle], [RATE], "")[2] == "| idle (**A**) | 1.00 (1.00-1.00) | - | - | - |"

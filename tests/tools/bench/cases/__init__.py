@@ -14,6 +14,7 @@ from tests.tools.bench.cases import (
     python,
     rabbitmq,
     snapshot,
+    spark,
     sql,
 )
 
@@ -37,6 +38,7 @@ CASES: dict[str, Case] = {
         idle.IDLE,
         idle.BESIDE_A_WRITER,
         growth.GROWTH,
+        spark.SPARK,
     )
 }
 """In the order in which they run."""
