@@ -143,17 +143,23 @@ class TestHeaders:
     def test_what_is_null_has_none(self, build):
         least = message(message_type=None, publication_id=None, partition_key=None, data=None)
         assert build(least, 3).headers == [
-            ("x-outbox-checkpoint", b"7:8"), ("x-outbox-processor", b"billing"), ("x-outbox-pod", b"pod-0"),
-            ("x-outbox-epoch", b"3"), ("x-outbox-message-id", b"m-1"), ("x-outbox-tombstone", b"true"),
+            ("x-outbox-checkpoint", "7:8"), ("x-outbox-message-id", "m-1"), ("x-outbox-processor", "billing"),
+            ("x-outbox-pod", "pod-0"), ("x-outbox-epoch", "3"), ("x-outbox-tombstone", "true"),
         ]  # fmt: skip
-        assert ("x-outbox-epoch", b"4") in build(least, 4).headers
+        assert ("x-outbox-epoch", "4") in build(least, 4).headers
+
+    def test_each_type_and_publication_has_its_own(self, build):
+        of = [("Placed", "shop"), ("Paid", "shop"), ("Placed", None), ("Placed", "shop")]
+        for kind, publication in of:
+            found = dict(build(message(message_type=kind, publication_id=publication), 3).headers)
+            assert (found["x-outbox-message-type"], found.get("x-outbox-publication")) == (kind, publication)
 
     def test_the_time_and_the_trace(self, build):
         for day in (1, 1, 2):
             at = datetime(2026, 5, day, tzinfo=UTC)
             found = dict(build(message(scheduled=at, metadata=f'{{"traceparent": "{TRACE}"}}'), 1).headers)
-            assert found["x-outbox-scheduled"] == f"2026-05-0{day}T00:00:00+00:00".encode()
-            assert found["traceparent"] == TRACE.encode()
+            assert found["x-outbox-scheduled"] == f"2026-05-0{day}T00:00:00+00:00"
+            assert found["traceparent"] == TRACE
             assert "tracestate" not in found
 
     @pytest.mark.parametrize("metadata", ["{}", "traceparent", '["traceparent"]', '{"traceparent": "00-no"}', "["])
@@ -163,8 +169,8 @@ class TestHeaders:
     @pytest.mark.parametrize(
         ("key", "expected"),
         [
-            (PartitionKey(column="partition_key"), b"k"), (PartitionKey(column="other"), None),
-            (PartitionKey(data=["n"]), b"5"), (PartitionKey(metadata=["n"]), b"6"),
+            (PartitionKey(column="partition_key"), "k"), (PartitionKey(column="other"), None),
+            (PartitionKey(data=["n"]), "5"), (PartitionKey(metadata=["n"]), "6"),
         ],
     )  # fmt: skip
     def test_the_key_is_the_one_that_the_resource_names(self, key, expected):
@@ -174,7 +180,7 @@ class TestHeaders:
     def test_the_size_of_a_record_counts_all_of_it(self, build):
         metadata, at = f'{{"traceparent": "{TRACE}"}}', datetime(2026, 5, 1, tzinfo=UTC)
         record = build(message(data="é" * 100, partition_key="k" * 10, metadata=metadata, scheduled=at), 3)
-        assert record.size >= 210 + sum(len(name) + len(value or b"") + 4 for name, value in record.headers)
+        assert record.size >= 210 + sum(len(name) + len(value or "") + 4 for name, value in record.headers)
         assert build(message(data=None), 3).size > 64
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from outbox_core.spec import PartitionKey
 
     Headers = list[tuple[str, str | bytes | None]]
+    """As the client declares them; ours are texts."""
 
 _TOPIC: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 _OVERHEAD: Final = 64
@@ -23,29 +24,32 @@ _OVERHEAD: Final = 64
 _NEW: Final = tuple.__new__
 _NAME: Final = 30
 """Bytes that the name of a header and the lengths around it take at most."""
+_KEPT: Final = 10_000
+"""Types and publications of which the headers are kept."""
 
 
 class Record(NamedTuple):
     """What is sent of one message; `size`: how many bytes it takes in a request at most."""
 
     topic: str
-    key: bytes | None
-    value: bytes | None
+    key: str | None
+    value: str | None
     headers: Headers
     size: int
 
 
 class RecordBuilder:
-    """Builds the records of one processor."""
+    """Builds the records of one processor. Texts stay texts: the client encodes them, for less than it costs here."""
 
     def __init__(self, topic: str, key: PartitionKey, *, processor_id: str, pod: str) -> None:
         """Keep what every record has: `topic` is the resource's template, the others are headers."""
         self._template, self._key = topic, key
         self._is_plain = key.data is None and key.metadata is None and key.column in (None, "partition_key")
         self._fixed = topic if _TOPIC.fullmatch(topic) else None
-        self._told = [("x-outbox-processor", processor_id.encode()), ("x-outbox-pod", pod.encode())]
-        self._of_epoch: tuple[int, Headers, int] = (-1, [], 0)
-        self._time: tuple[datetime | None, bytes] = (None, b"")
+        self._told = [("x-outbox-processor", processor_id), ("x-outbox-pod", pod)]
+        self._epoch = -1
+        self._kinds: dict[tuple[str | None, str | None], tuple[Headers, int]] = {}
+        self._time: tuple[datetime | None, str] = (None, "")
 
     def build(self, message: Message, epoch: int) -> Record:
         """Build the record of a message; headers: its place, the publisher's, those of its row, its trace context.
@@ -54,48 +58,51 @@ class RecordBuilder:
             HandlerError: there is no topic for it.
 
         """
-        if self._of_epoch[0] != epoch:
-            self._begin_epoch(epoch)
-        _, told, size = self._of_epoch
-        _, _, message_id, message_type, publication_id, partition_key, data, metadata, scheduled, _ = message
+        transaction_id, position, name, kind, publication, partition_key, data, metadata, scheduled, _ = message
+        if self._epoch != epoch:
+            self._epoch, self._kinds = epoch, {}
+        same, size = self._kinds.get((kind, publication)) or self._keep(kind, publication)
         topic = self._fixed if self._fixed is not None else build_topic(message, self._template)
-        at, name = message.pair.encode(), message_id.encode()
-        headers = [("x-outbox-checkpoint", at), *told, ("x-outbox-message-id", name)]
-        size += len(at) + len(name)
-        if message_type is not None:
-            text = message_type.encode()
-            headers.append(("x-outbox-message-type", text))
-            size += _NAME + len(text)
-        if publication_id is not None:
-            text = publication_id.encode()
-            headers.append(("x-outbox-publication", text))
-            size += _NAME + len(text)
+        at = f"{transaction_id}:{position}"
+        headers: Headers = [("x-outbox-checkpoint", at), ("x-outbox-message-id", name), *same]
+        size += len(at) + (len(name) if name.isascii() else _size(name))
         if partition_key is not None:
-            text = partition_key.encode()
-            headers.append(("x-outbox-partition-key", text))
-            size += _NAME + len(text)
+            headers.append(("x-outbox-partition-key", partition_key))
+            size += _NAME + (len(partition_key) if partition_key.isascii() else _size(partition_key))
         if scheduled is not None:
             if self._time[0] != scheduled:  # messages of one transaction have the same
-                self._time = (scheduled, scheduled.isoformat().encode())
+                self._time = (scheduled, scheduled.isoformat())
             headers.append(("x-outbox-scheduled", self._time[1]))
             size += _NAME + len(self._time[1])
         if data is None:
-            headers.append(("x-outbox-tombstone", b"true"))
+            headers.append(("x-outbox-tombstone", "true"))
             size += _NAME + 4
+        else:
+            size += len(data) if data.isascii() else _size(data)
         if metadata is not None and "traceparent" in metadata:
             for header, stored in read_trace(metadata).items():
-                headers.append((header, stored.encode()))
-                size += _NAME + len(stored)
+                headers.append((header, stored))
+                size += _NAME + _size(stored)
         key = partition_key if self._is_plain else key_of(message, self._key)
-        encoded, value = None if key is None else key.encode(), None if data is None else data.encode()
-        size += (0 if encoded is None else len(encoded)) + (0 if value is None else len(value))
-        return _NEW(Record, (topic, encoded, value, headers, size))  # one for each message: `Record(…)` takes longer
+        if key is not None:
+            size += len(key) if key.isascii() else _size(key)
+        return _NEW(Record, (topic, key, data, headers, size))  # one for each message: `Record(…)` takes longer
 
-    def _begin_epoch(self, epoch: int) -> None:
-        """Keep what all records of an epoch have, and how many bytes that takes beside place and message id."""
-        told: Headers = [*self._told, ("x-outbox-epoch", str(epoch).encode())]
-        size = _OVERHEAD + 2 * _NAME + sum(_NAME + len(text or b"") for _, text in told)
-        self._of_epoch = (epoch, told, size)
+    def _keep(self, kind: str | None, publication: str | None) -> tuple[Headers, int]:
+        """Keep the headers of one type and publication, and how many bytes they take with those of the message."""
+        of_row = [("x-outbox-message-type", kind), ("x-outbox-publication", publication)]
+        texts = [*self._told, ("x-outbox-epoch", str(self._epoch))]
+        texts += [(header, text) for header, text in of_row if text is not None]
+        headers: Headers = [*texts]
+        size = _OVERHEAD + 2 * _NAME + sum(_NAME + _size(text) for _, text in texts)
+        if len(self._kinds) >= _KEPT:
+            self._kinds.clear()
+        return self._kinds.setdefault((kind, publication), (headers, size))
+
+
+def _size(text: str) -> int:
+    """Return how many bytes a text takes; where it is asked of each message, one that is ASCII is not asked of."""
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def build_topic(message: Message, template: str) -> str:
