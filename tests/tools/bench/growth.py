@@ -1,8 +1,9 @@
 """Measures whether a batch takes longer when many rows stand behind the cursor, or wait ahead of it.
 
 There are two databases, one with few rows and one with many. In each, every mode has a processor that begins with the
-first row, so that all others wait ahead of it, and one that begins behind the last, and handles what comes then. A
-batch's time is that between two batches in the target, where each leaves the moment at which it was stored.
+first row, so that all others wait ahead of it, and one that begins behind the last, and handles what comes then. Each
+is paused while it has nothing to do: the former before there are rows, the latter behind them. A batch's time is that
+between two batches in the target, where each leaves the moment at which it was stored.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.tools.bench.case import Measured
 from tests.tools.bench.figures import Figure, Result, Turn
 from tests.tools.bench.machine import Load, count_rounds
 from tests.tools.bench.throughput import say
-from tests.tools.bench.turns import started
+from tests.tools.bench.turns import pause, started
 
 if TYPE_CHECKING:
     import psycopg
@@ -49,27 +50,24 @@ class Outbox:
     def __init__(self, size: int) -> None:
         self.size = size
         self.stored = 0
-        self._place: Place | None = None
+        self._opened: tuple[Place, psycopg.Connection[Any]] | None = None
 
-    def open(self, place: Place) -> Place:
-        """Make the database, and fill it; later calls return the same place."""
-        if self._place is None:
+    def open(self, place: Place) -> tuple[Place, psycopg.Connection[Any]]:
+        """Make the database; later calls return the same one."""
+        if self._opened is None:
             database = place.databases.enter_context(place.servers.database(place.version))
-            self._place = replace(place, database=database)
-            self.fill(self.size)
-        return self._place
+            self._opened = replace(place, database=database), database.direct()
+        return self._opened
 
     def fill(self, count: int) -> None:
         """Commit more rows, until there are so many."""
+        assert self._opened is not None, "the outbox is not open"
+        _, connection = self._opened
         if count > self.stored:
             say(f"{count - self.stored:,} rows are inserted behind {self.stored:,}")
-            rows.insert(self._direct(), self.stored + 1, count)
+            rows.insert(connection, self.stored + 1, count)
             self.stored = count
-            self._direct().execute("VACUUM ANALYZE outbox.messages")
-
-    def _direct(self) -> psycopg.Connection[Any]:
-        assert self._place is not None, "the outbox is not open"
-        return self._place.database.direct()
+            connection.execute("VACUUM ANALYZE outbox.messages")
 
 
 class Grown(OurWorker):
@@ -91,7 +89,11 @@ class Grown(OurWorker):
 
     @override
     def start(self, place: Place) -> None:
-        super().start(self.outbox.open(place))
+        mine, connection = self.outbox.open(place)
+        if self.first > 1:
+            self.outbox.fill(self.outbox.size)
+        super().start(mine)
+        pause(connection, [self])
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,6 @@ def measure(case: Case, place: Place, options: Options) -> Measured:
         pairs = {name: [each for each in grown if each.line == name] for name in dict.fromkeys(g.line for g in grown)}
         lines = {Line(*pair): Result(name, ours=False, settings=pair[0].settings) for name, pair in pairs.items()}
         measured = Measured(list(lines.values()))
-        turns.pause(grown)
         _take_round(turns, lines)  # warms up
         for _ in count_rounds(options.runs, measured.results, case.figures):
             load = Load.read()

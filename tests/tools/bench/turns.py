@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.support.processes import memory_mb
 from tests.support.servers.postgres import wait_until
@@ -13,6 +13,8 @@ from tests.tools.bench.processes import cpu_of_tree, send
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import psycopg
 
     from tests.tools.bench.case import Candidate, Case
     from tests.tools.bench.servers import Place
@@ -38,19 +40,8 @@ class Turns:
         self.candidates = candidates
 
     def pause(self, candidates: Sequence[Candidate]) -> None:
-        """Stop them where they hold nothing open in the database: the one at work would wait for it."""
-        pids = [pid for each in candidates for pid in each.pids().values()]
-
-        def holds_nothing() -> bool:
-            send(pids, signal.SIGSTOP)
-            time.sleep(0.05)  # what was sent is answered
-            row = self._connection.execute(_IN_TRANSACTION).fetchone()
-            if row is not None and row[0] == 0:
-                return True
-            send(pids, signal.SIGCONT)
-            return False
-
-        wait_until(holds_nothing, "the paused candidates have no open transaction")
+        """Stop them."""
+        pause(self._connection, candidates)
 
     def resume(self, candidates: Sequence[Candidate]) -> None:
         """Let them go on."""
@@ -76,6 +67,22 @@ class Turns:
     def peak_mb(self, candidate: Candidate) -> float:
         """Return the most memory that one of its processes had."""
         return max((memory_mb(pid, "peak") for pid in candidate.pids().values()), default=0.0)
+
+
+def pause(connection: psycopg.Connection[Any], candidates: Sequence[Candidate]) -> None:
+    """Stop them where nobody holds anything open in the database: the one at work would wait for it."""
+    pids = [pid for each in candidates for pid in each.pids().values()]
+
+    def holds_nothing() -> bool:
+        send(pids, signal.SIGSTOP)
+        time.sleep(0.05)  # what was sent is answered
+        row = connection.execute(_IN_TRANSACTION).fetchone()
+        if row is not None and row[0] == 0:
+            return True
+        send(pids, signal.SIGCONT)
+        return False
+
+    wait_until(holds_nothing, "the paused candidates have no open transaction")
 
 
 @contextmanager

@@ -24,8 +24,8 @@ def _candidates() -> list[Candidate]:
     few, many = Outbox(FEW), Outbox(MANY)
     return [
         Grown(f"{name}, rows {'behind' if behind else 'ahead'}", outbox, *mode, behind=behind)
+        for behind in (False, True)
         for name, mode in _MODES.items()
-        for behind in (True, False)
         for outbox in (few, many)
     ]
 
