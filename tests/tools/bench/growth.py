@@ -23,6 +23,7 @@ from tests.tools.bench.figures import Figure, Result, Turn
 from tests.tools.bench.machine import Load, count_rounds
 from tests.tools.bench.throughput import say
 from tests.tools.bench.turns import pause, started
+from tests.tools.ledger.account import Order, compare
 
 if TYPE_CHECKING:
     import psycopg
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from tests.tools.bench.case import Case, Options
     from tests.tools.bench.servers import Place
     from tests.tools.bench.turns import Turns
-    from tests.tools.ledger.account import Order
 
 FEW, MANY = 10_000, 10_000_000
 FIGURES = (
@@ -159,7 +159,16 @@ def _time_batches(turns: Turns, candidate: Grown) -> tuple[float, dict[str, floa
 
 
 def _judge(candidate: Grown) -> str:
-    return rows.judge(candidate.first, candidate.next - 1, candidate.take(), candidate.order)
+    """Read the target: it must have the first messages; of each key, where each partition goes on by itself."""
+    found = list(candidate.take())
+    if candidate.order is not Order.KEY:
+        return rows.judge(candidate.first, candidate.next - 1, found, candidate.order)
+    reached: dict[str, int] = {}
+    for each in found:
+        reached[each.key] = max(each.sequence, reached.get(each.key, 0))
+    last = max((int(each.message_id[2:]) for each in found), default=0)
+    wanted = [row for row in rows.committed(candidate.first, last) if row.sequence <= reached.get(row.key, 0)]
+    return rows.describe(compare("", wanted, found, order=Order.KEY))
 
 
 def _last_batch(candidate: Grown) -> int:
