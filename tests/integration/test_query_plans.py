@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
-from outbox_core.progress.snapshot_range import SnapshotRange
+from outbox_core.progress.snapshot_range import Plan, SnapshotRange
 from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.reading.messages import MessageReader
@@ -146,6 +146,26 @@ def test_one_publication_costs_its_own_rows(seeded):
 
     assert len(batch.messages) == 5
     assert sum(n["Actual Rows"] for n in explaining.nodes() if "Index Name" in n) == 5
+
+
+def test_the_first_page_of_a_large_range_reads_no_row_but_its_own(seeded):
+    """A processor that was away: the keys of its range are in an index, and of other rows none is read."""
+    for statement in ("CHECKPOINT", "VACUUM ANALYZE outbox.messages"):  # what is not flushed is not all-visible
+        seeded.direct().execute(statement)
+    connection = seeded.connect()
+    reader, after = MessageReader(build_source()), Checkpoint(0, 5, SnapshotRange("303:303:"))
+    found = reader.fetch_extent(connection, after, LIMIT)
+    assert found.matched_count == LIMIT
+    assert found.examined.window is not None
+    assert found.examined.window.plan is Plan.BY_SORTING
+    explaining: Any = Explaining(connection)
+
+    rows = explaining.execute(reader.batch_relation(after, found.examined)).fetchall()
+
+    assert len(rows) == LIMIT
+    read = [n for n in explaining.nodes() if n["Node Type"] in {"Seq Scan", "Index Scan", "Bitmap Heap Scan"}]
+    assert [n["Node Type"] for n in read] == ["Index Scan"]
+    assert read[0]["Actual Rows"] * read[0]["Actual Loops"] + read[0].get("Rows Removed by Filter", 0) == LIMIT
 
 
 @pytest.mark.parametrize("has_statistics", [False, True], ids=["never analyzed", "analyzed"])

@@ -393,7 +393,7 @@ def test_a_window_finds_rows_with_neither_key_nor_id(analyzed, plan):
         wanted = Lookup(span.lower, span.upper, span.position, size=50_000)
         found, rows = scan.page(columns, wanted, plan, Limits())
         page = Template(sql.SQL("WITH {} {}").format(found, rows)).fill(wanted.numbers)
-        matching = Template(scan.matching(columns, wanted)).fill(wanted.numbers)
+        matching = Template(scan.matching(columns, wanted, plan)).fill(wanted.numbers)
     assert [row[0] for row in explaining.execute(page).fetchall()] == sorted(expected)
     assert {row[0] for row in explaining.execute(matching).fetchall()} == expected
     if plan is not Plan.BY_POSITION:

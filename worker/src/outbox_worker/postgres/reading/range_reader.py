@@ -146,7 +146,9 @@ class SnapshotReader:
         span = old if old.upper == upper else SnapshotRange(old.end, upper)
         if new.plan is not Plan.BY_POSITION:
             lookup = Lookup(span.lower, span.upper, span.position, new.position)
-            return self._templates.fill(f"{name}, looked up", lookup, lambda: self._scan.matching(columns(), lookup))
+            return self._templates.fill(
+                f"{name} {new.plan.value}", lookup, lambda: self._scan.matching(columns(), lookup, new.plan)
+            )
         walk = Walk(span.lower, span.upper, span.position, new.position, positions)
         return self._templates.fill(name, walk, lambda: self._scan.walk(columns(), walk, only_matching=True))
 

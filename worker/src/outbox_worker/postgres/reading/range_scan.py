@@ -128,8 +128,7 @@ class RangeScan:
 
         With places for the numbers of `wanted`. Not for BY_POSITION, see `walk`.
         """
-        table = self.table
-        keys = sql.SQL("{} AS transaction_id, {} AS position").format(table.transaction_id, table.position)
+        table, keys = self.table, self.table.named_pair
         if plan is Plan.BY_TRANSACTION:
             few = sql.Literal(limits.small + 1)
             # All keys of the range are counted, those behind the place are sorted.
@@ -139,14 +138,10 @@ class RangeScan:
         else:
             found = NOTHING_FOUND
             source = sql.SQL("({})").format(self._arms(keys, wanted, limit=None))
-        rows = sql.SQL(
-            "SELECT {columns} FROM (SELECT f.transaction_id, f.position FROM {source} AS f WHERE f.position > {after} "
-            "ORDER BY f.position + 0 LIMIT {size}) AS k CROSS JOIN LATERAL (SELECT o.* FROM {table} AS o "
-            "WHERE {t} = k.transaction_id AND {p} = k.position OFFSET 0) AS o ORDER BY {p}"
-        ).format(
-            columns=columns, source=source, after=_BEHIND, size=SIZE, table=table.identifier, t=table.transaction_id,
-            p=table.position,
-        )  # fmt: skip
+        sorted_keys = sql.SQL(
+            "SELECT f.transaction_id, f.position FROM {} AS f WHERE f.position > {} ORDER BY f.position + 0 LIMIT {}"
+        ).format(source, _BEHIND, SIZE)
+        rows = sql.SQL("SELECT {} FROM {} ORDER BY {}").format(columns, self.table.rows_of(sorted_keys), table.position)
         return found, rows
 
     def news(self, columns: sql.Composable, wanted: Lookup) -> sql.Composed:
@@ -157,13 +152,19 @@ class RangeScan:
         arms = self._arms(columns, wanted, limit=SIZE, now=True)
         return sql.SQL("SELECT n.* FROM ({}) AS n ORDER BY n.position LIMIT {}").format(arms, SIZE)
 
-    def matching(self, columns: sql.Composable, wanted: Lookup) -> sql.Composed:
+    def matching(self, columns: sql.Composable, wanted: Lookup, plan: Plan) -> sql.Composed:
         """Return the SELECT of the range's messages that pass the filter on types, in order.
 
-        With places for the numbers of `wanted`. Along the positions it is `walk`.
+        With places for the numbers of `wanted`, of a page found by `plan`. Along the positions it is `walk`. Of a large
+        range only keys are looked through, which an index has: the planner would read the whole table for its rows.
         """
-        inside = self._arms(sql.SQL("o.*"), wanted, limit=None)
-        return sql.SQL("SELECT {} FROM ({}) AS o WHERE {} ORDER BY {}").format(
+        if plan is Plan.BY_SORTING:
+            inside = self.table.rows_of(
+                sql.SQL("{} OFFSET 0").format(self._arms(self.table.named_pair, wanted, limit=None))
+            )
+        else:
+            inside = sql.SQL("({}) AS o").format(self._arms(sql.SQL("o.*"), wanted, limit=None))
+        return sql.SQL("SELECT {} FROM {} WHERE {} ORDER BY {}").format(
             columns, inside, self.table.matches(self.types), self.table.position
         )
 

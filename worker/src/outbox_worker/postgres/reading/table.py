@@ -72,6 +72,18 @@ class OutboxTable:
         """The position of `o`."""
         return as_text(sql.Identifier("o", self.columns.position))
 
+    @property
+    def named_pair(self) -> sql.Composed:
+        """Both as columns of a SELECT: `transaction_id`, `position`."""
+        return sql.SQL("{} AS transaction_id, {} AS position").format(self.transaction_id, self.position)
+
+    def rows_of(self, keys: sql.Composable) -> sql.Composed:
+        """Return, for FROM, the rows `o` of a SELECT of pairs: looked up one by one, however many are expected."""
+        return sql.SQL(
+            "({}) AS k CROSS JOIN LATERAL (SELECT o.* FROM {} AS o WHERE {} = k.transaction_id AND {} = k.position "
+            "OFFSET 0) AS o"
+        ).format(keys, self.identifier, self.transaction_id, self.position)
+
     def inside_transaction(
         self, transaction_id: sql.Composable, after: sql.Composable, up_to: sql.Composable
     ) -> sql.Composed:
