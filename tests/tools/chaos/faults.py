@@ -69,14 +69,14 @@ class Struck:
 
 @dataclass
 class Blow:
-    """What an action says of itself; `alone`: no other process was there that could go on before the end."""
+    """What an action says of itself; `alone_until`: before that no other process was there that could go on."""
 
     note: str = ""
     partitions: tuple[int, ...] = ()
     harmless: bool = False
     messages: tuple[str, ...] = ()
     expired: bool = False
-    alone: bool = False
+    alone_until: float | None = None
 
 
 class Faults:
@@ -125,7 +125,7 @@ class Faults:
         began = time.time()
         blow = self._acts[fault.kind](fault)
         ended = time.time()
-        counts_from = began if fault.kind in AT_ONCE and not blow.alone else ended
+        counts_from = blow.alone_until or (began if fault.kind in AT_ONCE else ended)
         struck = Struck(
             fault, began, ended, counts_from, blow.partitions, blow.note, blow.harmless, blow.messages, blow.expired
         )
@@ -188,7 +188,10 @@ class Faults:
         pods.freeze(pod)  # so that it finishes nothing while we look at what it has
         victim = self._victims.look_at(pods.case, pod)
         pods.kill(pod, restart_after=fault.amount)
-        return _blow(pods.case, victim)
+        blow = _blow(pods.case, victim)
+        if not pods.alive():
+            blow.alone_until = time.time() + fault.amount
+        return blow
 
     def _freeze_one(self, fault: Fault, pod: Pod) -> Blow:
         """Hold it frozen, and see whether its lease is over at the end."""
@@ -198,11 +201,12 @@ class Faults:
         victim = self._victims.look_at(pods.case, pod)
         time.sleep(max(0.0, began + fault.seconds - time.monotonic()))
         blow = _blow(pods.case, victim)
-        blow.alone = alone
         with contextlib.suppress(psycopg.Error):
             blow.expired = not blow.harmless and pod.name not in self._victims.ask_owned(pods.case)
             blow.note += ", whose lease was over when it woke" if blow.expired else ""
         pods.thaw(pod)
+        if alone:
+            blow.alone_until = time.time()
         return blow
 
     def _slow(self, fault: Fault) -> Blow:
