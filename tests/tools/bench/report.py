@@ -54,10 +54,15 @@ def _our_versions() -> dict[str, str]:
 
 
 def _read_commit() -> str:
-    """Return the checkout's commit, and whether files differ from it."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    """Return the checkout's commit, and whether files differ from it; this page and its charts do after each case."""
+    commit = _git("rev-parse", "--short", "HEAD")
+    changed = _git("status", "--porcelain", "--", ":/", ":(top,exclude)docs/performance")
+    return f"{commit or 'unknown'}{'-dirty' if changed else ''}"
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def describe_machine() -> str:
