@@ -55,11 +55,8 @@ class Files:
         return found
 
     def _find(self) -> list[Path]:
-        return [
-            file
-            for file in self.directory.rglob("*.parquet")
-            if not any(part.startswith("_") for part in file.relative_to(self.directory).parts)
-        ]
+        """Spark moves a task's files into the directory of its write as that commits; ours come into the one above."""
+        return [file for pattern in ("*.parquet", "[!_]*/*.parquet") for file in self.directory.glob(pattern)]
 
 
 class OurSpark(Candidate):
