@@ -70,7 +70,7 @@ class Turns:
 
 
 def pause(connection: psycopg.Connection[Any], candidates: Sequence[Candidate]) -> None:
-    """Stop them where nobody holds anything open in the database: the one at work would wait for it."""
+    """Stop them where no session holds anything open: the one at work would wait for it."""
     pids = [pid for each in candidates for pid in each.pids().values()]
 
     def holds_nothing() -> bool:

@@ -86,7 +86,7 @@ def test_one_odd_program_makes_no_other_look_odd() -> None:
 def test_a_program_whose_runs_lie_far_apart_is_compared_by_its_best_run() -> None:
     ours, odd = make_result(600, 600, 600, 600), make_result(100, 300, 100, 300, name="odd", ours=False)
     assert calculate_ratio(ours, odd, RATE, to_best=True) == 2.0
-    assert decide_report([], [ours, odd], [RATE]) != [], "beside it alone nobody can say which of the two is odd"
+    assert decide_report([], [ours, odd], [RATE]) != [], "beside it alone it cannot be told which of the two is odd"
     assert (
         decide_report(
             [], [ours, make_result(*[50.0] * 4, name="peer"), make_result(*[9.0] * 4, name="other"), odd], [RATE]
