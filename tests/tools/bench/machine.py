@@ -91,8 +91,11 @@ def decide_report(during: Sequence[Others], results: Sequence[Result], figures: 
 
 
 def _find_doubtful(results: Sequence[Result], figures: Sequence[Figure]) -> list[str]:
-    """Say which of ours have runs that lie too far apart; a peer's are compared by its best run."""
-    ours = {each.name for each in results if each.ours}
+    """Say which of ours have runs that lie too far apart; a peer's are compared by its best run.
+
+    Where nothing is compared with ours, as in the case `growth`, each line is asked for that.
+    """
+    ours = {each.name for each in results if each.ours} or {each.name for each in results}
     return [
         f"{name}: {figure.name}, without what the round did to the others, differed by {spread:.1%} in the middle half "
         f"of the runs, allowed are {SPREAD:.0%}"

@@ -83,6 +83,13 @@ def test_one_odd_program_makes_no_other_look_odd() -> None:
     assert find_unsteady([*steady, odd], replace(RATE, steady=False)) == {}
 
 
+def test_where_nothing_is_compared_with_ours_each_line_must_be_steady() -> None:
+    lines = [make_result(*[100.0 + number] * 4, name=f"line {number}", ours=False) for number in range(3)]
+    assert decide_report([], lines, [RATE]) == []
+    (reason,) = decide_report([], [*lines, make_result(100, 300, 100, 300, name="odd", ours=False)], [RATE])
+    assert reason.startswith("odd: messages/s")
+
+
 def test_a_program_whose_runs_lie_far_apart_is_compared_by_its_best_run() -> None:
     ours, odd = make_result(600, 600, 600, 600), make_result(100, 300, 100, 300, name="odd", ours=False)
     assert calculate_ratio(ours, odd, RATE, to_best=True) == 2.0

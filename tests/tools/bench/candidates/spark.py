@@ -66,7 +66,7 @@ class OurSpark(Candidate):
     order = Order.NONE
 
     def __init__(self, name: str, *, batch: int | None = None) -> None:
-        super().__init__(name, f"batchSize: {batch}" if batch else "defaults")
+        super().__init__(name, f"looks every 200 ms{f', batchSize: {batch}' if batch else ''}")
         self._batch = batch
         self._drivers: Drivers | None = None
 
