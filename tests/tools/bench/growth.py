@@ -1,22 +1,20 @@
-"""Measures whether a batch takes longer when many rows stand behind the cursor, or wait ahead of it.
+"""Measures whether messages take longer where there is more of something: rows, keys, partitions, bytes.
 
-There are two databases, one with few rows and one with many. In each, every mode has a processor that begins with the
-first row, so that all others wait ahead of it, and one that begins behind the last, and handles what comes then. Each
-is paused while it has nothing to do: the former before there are rows, the latter behind them. A batch's time is that
-between two batches in the target, where each leaves the moment at which it was stored.
+Each line of a case is one processor in two outboxes, one with little of it and one with much. A processor begins with
+the first row, so that all others wait ahead of it, or behind the last, and handles what comes then. Each is paused
+while it has nothing to do: the former before there are rows, the latter behind them. The time is that between the first
+batch of a run and its last, in the target, where each batch leaves the moment at which it was stored.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from tests.support.servers.postgres import wait_until
 from tests.tools.bench import rows
-from tests.tools.bench.candidates.tables import SqlSums
 from tests.tools.bench.candidates.worker import OurWorker
 from tests.tools.bench.case import Measured
 from tests.tools.bench.figures import Figure, Result, Turn
@@ -28,27 +26,40 @@ from tests.tools.ledger.account import Order, compare
 if TYPE_CHECKING:
     import psycopg
 
+    from tests.tools.bench.candidates.tables import Numbers
     from tests.tools.bench.case import Case, Options
     from tests.tools.bench.servers import Place
     from tests.tools.bench.turns import Turns
+    from tests.tools.ledger.account import Handled
 
-FEW, MANY = 10_000, 10_000_000
-FIGURES = (
-    Figure(f"ms a batch, {FEW:,} rows", higher_is_better=False),
-    Figure(f"ms a batch, {MANY:,} rows", higher_is_better=False),
-    Figure("times as long", higher_is_better=False),
-)
-_ROWS = 20_000
-"""Handled in each run, at least."""
-_TIMES = """
-SELECT extract(epoch FROM stored - lag(stored) OVER (ORDER BY batch)) * 1000 FROM {} WHERE batch > %s ORDER BY batch"""
+_ROWS = 40_000
+"""Handled in each run, at least, where messages have the usual size."""
+_BYTES = 160_000_000
+"""Handled in each run, about, where they have another: several batches, however large they are."""
+_TIME = """
+SELECT extract(epoch FROM max(stored) - min(stored)) / (sum(counted) - (array_agg(counted ORDER BY batch))[1])
+FROM {} WHERE batch > %s"""
+
+
+def build_figures(little: str, much: str, unit: str = "1,000 messages") -> tuple[Figure, ...]:
+    """Return what each run measures: the time in both outboxes, and the one divided by the other."""
+    times = (Figure(f"ms for {unit}, {each}", higher_is_better=False) for each in (little, much))
+    return (*times, Figure("times as long", higher_is_better=False))
 
 
 class Outbox:
-    """A database with rows, and how many it has."""
+    """A database of its own, with rows of one shape."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int = 0, *, keys: int = rows.KEYS, message_bytes: int = rows.BYTES) -> None:
+        """Open nothing; `size`: rows that wait ahead of a processor, or stand behind it."""
         self.size = size
+        self.keys = keys
+        usual = message_bytes == rows.BYTES
+        self.run = _ROWS if usual else _BYTES // message_bytes
+        """Rows that are handled in a run."""
+        self.unit = 1_000 if usual else 1_000_000 / message_bytes
+        """Messages of which the time is told."""
+        self._row = rows.make_row(keys, message_bytes)
         self.stored = 0
         self._opened: tuple[Place, psycopg.Connection[Any]] | None = None
 
@@ -65,21 +76,22 @@ class Outbox:
         _, connection = self._opened
         if count > self.stored:
             say(f"{count - self.stored:,} rows are inserted behind {self.stored:,}")
-            rows.insert(connection, self.stored + 1, count)
+            rows.insert(connection, self.stored + 1, count, self._row)
             self.stored = count
             connection.execute("VACUUM ANALYZE outbox.messages")
 
 
 class Grown(OurWorker):
-    """Our worker over such a database, from its first row or from behind its last one."""
+    """Our worker over such an outbox, from its first row or from behind its last one."""
 
     def __init__(
-        self, line: str, outbox: Outbox, order: Order, source: dict[str, Any], delivery: dict[str, Any], *, behind: bool
-    ) -> None:
-        self.sums = SqlSums()
+        self, line: str, outbox: Outbox, target: Numbers, order: Order, *, delivery: dict[str, Any],
+        source: dict[str, Any] | None = None, behind: bool = False, is_much: bool = False,
+    ) -> None:  # fmt: skip
+        self.numbers = target
         super().__init__(
-            f"{line}, {outbox.size:,} rows", self.sums, source=source, delivery=delivery, order=order,
-            start_from="End" if behind else "Beginning", baseline=outbox.size == FEW,
+            f"{line}, {'much' if is_much else 'little'}", target, source=source, delivery=delivery, order=order,
+            start_from="End" if behind else "Beginning", baseline=not is_much,
         )  # fmt: skip
         self.line = line
         self.outbox = outbox
@@ -95,13 +107,17 @@ class Grown(OurWorker):
         super().start(mine)
         pause(connection, [self])
 
+    @override
+    def take(self) -> list[Handled]:
+        return [rows.handled(int(each.message_id[2:]), self.outbox.keys) for each in super().take()]
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the table: the same processor over few rows and over many."""
+    """One line of the table: the same processor where there is little and where there is much."""
 
-    few: Grown
-    many: Grown
+    little: Grown
+    much: Grown
 
 
 def measure(case: Case, place: Place, options: Options) -> Measured:
@@ -109,68 +125,69 @@ def measure(case: Case, place: Place, options: Options) -> Measured:
     with started(place, case) as turns:
         grown = [each for each in turns.candidates if isinstance(each, Grown)]
         pairs = {name: [each for each in grown if each.line == name] for name in dict.fromkeys(g.line for g in grown)}
-        lines = {Line(*pair): Result(name, ours=False, settings=pair[0].settings) for name, pair in pairs.items()}
+        lines = {Line(*pair): Result(name, ours=False, settings=pair[1].settings) for name, pair in pairs.items()}
         measured = Measured(list(lines.values()))
-        _take_round(turns, lines)  # warms up
+        _take_round(turns, lines, case)  # warms up
         for _ in count_rounds(options.runs, measured.results, case.figures):
             load = Load.read()
-            for line, turn in _take_round(turns, lines).items():
+            for line, turn in _take_round(turns, lines, case).items():
                 lines[line].turns.append(turn)
             measured.others.append(load.until(Load.read()))
         for line, result in lines.items():
-            wrong = "; ".join(filter(None, (_judge(each) for each in (line.few, line.many))))
+            wrong = "; ".join(filter(None, (_judge(each) for each in (line.little, line.much))))
             result.turns = [replace(turn, failure=wrong) for turn in result.turns]
-            result.peak_mb = turns.peak_mb(line.many)
+            result.peak_mb = turns.peak_mb(line.much)
+        runs = sorted({f"{each.much.outbox.run:,}" for each in lines}, key=len, reverse=True)
         measured.notes.append(
-            f"{len(measured.results[0].turns)} runs of {_ROWS:,} messages each; the median of its batches; the ledger "
-            "is read at the end"
+            f"{len(measured.results[0].turns)} runs of at least {' or '.join(runs)} messages, without the first batch "
+            "of each; CPU times and memory are those where there is much; the ledger is read at the end"
         )
         return measured
 
 
-def _take_round(turns: Turns, lines: dict[Line, Result]) -> dict[Line, Turn]:
-    """Let each processor handle some rows, those over few and over many one after the other."""
-    for outbox in dict.fromkeys(each.outbox for line in lines for each in (line.few, line.many)):
-        ahead = max(
-            each.next for line in lines for each in (line.few, line.many) if each.outbox is outbox and each.first == 1
-        )
-        outbox.fill(max(outbox.stored, ahead + outbox.size) + _ROWS)
-    return {line: _take_turn(turns, line) for line in lines}
+def _take_round(turns: Turns, lines: dict[Line, Result], case: Case) -> dict[Line, Turn]:
+    """Let each processor handle some rows, those where there is little and much one after the other."""
+    grown = [each for line in lines for each in (line.little, line.much)]
+    for outbox in dict.fromkeys(each.outbox for each in grown):
+        ahead = max((each.next for each in grown if each.outbox is outbox and each.first == 1), default=1)
+        outbox.fill(max(outbox.stored, ahead + outbox.size) + outbox.run)
+    return {line: _take_turn(turns, line, case) for line in lines}
 
 
-def _take_turn(turns: Turns, line: Line) -> Turn:
-    (few, _), (many, cpu) = (_time_batches(turns, each) for each in (line.few, line.many))
-    say(f"{line.few.line}: {few:.2f} ms a batch, {many:.2f} ms where there are many rows")
-    return Turn(dict(zip((each.name for each in FIGURES), (few, many, many / few), strict=True)), cpu)
+def _take_turn(turns: Turns, line: Line, case: Case) -> Turn:
+    (little, _), (much, cpu) = (_time(turns, each) for each in (line.little, line.much))
+    say(f"{line.little.line}: {little:.2f} ms, {much:.2f} ms where there is much")
+    return Turn(dict(zip((each.name for each in case.figures), (little, much, much / little), strict=True)), cpu)
 
 
-def _time_batches(turns: Turns, candidate: Grown) -> tuple[float, dict[str, float]]:
-    """Let it handle some rows; return the milliseconds of a batch, and the CPU microseconds of a message."""
+def _time(turns: Turns, candidate: Grown) -> tuple[float, dict[str, float]]:
+    """Let it handle some rows; return the milliseconds for a unit of them, and the CPU microseconds of a message."""
     before, first, batch = turns.cpu(candidate), candidate.next, _last_batch(candidate)
-    wanted = candidate.next - candidate.first + _ROWS
+    wanted = candidate.next - candidate.first + candidate.outbox.run
     turns.resume([candidate])
     wait_until(lambda: candidate.count() >= wanted, f"{candidate.name} has handled {wanted:,}", 600)
     turns.pause([candidate])
     candidate.next = candidate.first + candidate.count()
     done = candidate.next - first
     cpu = {name: (after - before[name]) * 1e6 / done for name, after in turns.cpu(candidate).items()}
-    found = candidate.sums.connection.execute(_TIMES.format(candidate.sums.table), (batch,)).fetchall()
-    return float(median(row[0] for row in found if row[0] is not None)), cpu
+    found = candidate.numbers.connection.execute(_TIME.format(candidate.numbers.table), (batch,)).fetchone()
+    assert found is not None
+    return float(found[0]) * 1000 * candidate.outbox.unit, cpu
 
 
 def _judge(candidate: Grown) -> str:
     """Read the target: it must have the first messages; of each key, where each partition goes on by itself."""
-    found = list(candidate.take())
+    found, keys = candidate.take(), candidate.outbox.keys
     if candidate.order is not Order.KEY:
-        return rows.judge(candidate.first, candidate.next - 1, found, candidate.order)
+        return rows.judge(candidate.first, candidate.next - 1, found, candidate.order, keys)
     reached: dict[str, int] = {}
     for each in found:
         reached[each.key] = max(each.sequence, reached.get(each.key, 0))
     last = max((int(each.message_id[2:]) for each in found), default=0)
-    wanted = [row for row in rows.committed(candidate.first, last) if row.sequence <= reached.get(row.key, 0)]
+    wanted = [row for row in rows.committed(candidate.first, last, keys) if row.sequence <= reached.get(row.key, 0)]
     return rows.describe(compare("", wanted, found, order=Order.KEY))
 
 
 def _last_batch(candidate: Grown) -> int:
-    row = candidate.sums.connection.execute(f"SELECT max(batch) FROM {candidate.sums.table}").fetchone()
+    row = candidate.numbers.connection.execute(f"SELECT max(batch) FROM {candidate.numbers.table}").fetchone()
     return row[0] or 0 if row else 0

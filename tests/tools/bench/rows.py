@@ -6,7 +6,7 @@ read back from the outbox. 100 rows are one transaction.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, LiteralString
+from typing import TYPE_CHECKING, Any
 
 from tests.tools.ledger.account import Account, Handled, Order, compare
 from tests.tools.ledger.commitlog import Committed
@@ -19,15 +19,24 @@ if TYPE_CHECKING:
 KEYS = 1000
 """Different keys, in turn."""
 PER_TRANSACTION = 100
-_DATA: LiteralString = (
-    "jsonb_build_object('orderKey', 'order-' || lpad((n % 1000)::text, 4, '0'), 'sequence', n / 1000 + 1, "
-    "'cents', n % 10000, 'n', n, 'status', 'placed', 'text', rpad('', 109 - length(n::text), 'text '))"
-)
-ROW: LiteralString = (
-    "'order-' || lpad((n % 1000)::text, 4, '0') AS key, 'm-' || n AS id, 'OrderPlaced' AS type, " + _DATA + " AS data"
-)
-"""What each row is made of, for a statement that reads `n` from generate_series."""
-_INSERT: LiteralString = """
+BYTES = 206
+"""Of a message's data."""
+_OTHERS = 97
+"""Bytes of the data beside its text."""
+
+
+def make_row(keys: int = KEYS, size: int = BYTES) -> str:
+    """Return what each row is made of, for a statement that reads `n` from generate_series."""
+    key = f"'order-' || lpad((n % {keys})::text, 4, '0')"
+    text = f"rpad('', {size - _OTHERS} - length(n::text), 'text ')"
+    return (
+        f"{key} AS key, 'm-' || n AS id, 'OrderPlaced' AS type, jsonb_build_object('orderKey', {key}, "
+        f"'sequence', n / {keys} + 1, 'cents', n % 10000, 'n', n, 'status', 'placed', 'text', {text}) AS data"
+    )
+
+
+ROW = make_row()
+_INSERT = """
 DO $$ DECLARE first bigint := {}; last bigint := {}; BEGIN
     WHILE first <= last LOOP
         INSERT INTO outbox.messages (publication_id, partition_key, message_id, message_type, data)
@@ -39,29 +48,30 @@ DO $$ DECLARE first bigint := {}; last bigint := {}; BEGIN
 END $$"""
 
 
-def insert(connection: psycopg.Connection[Any], first: int, last: int) -> None:
+def insert(connection: psycopg.Connection[Any], first: int, last: int, row: str = ROW) -> None:
     """Commit the rows `first` to `last` into the outbox."""
-    connection.execute(_INSERT.format(first, last, ROW, PER_TRANSACTION, PER_TRANSACTION))
+    connection.execute(_INSERT.format(first, last, row, PER_TRANSACTION, PER_TRANSACTION))
 
 
-def key_of(n: int) -> str:
+def key_of(n: int, keys: int = KEYS) -> str:
     """Return the key of row `n`."""
-    return f"order-{n % KEYS:04d}"
+    return f"order-{n % keys:04d}"
 
 
-def committed(first: int, last: int) -> list[Committed]:
+def committed(first: int, last: int, keys: int = KEYS) -> list[Committed]:
     """Return what the ledger compares with: the rows `first` to `last`, as they were committed."""
-    return [Committed(f"m-{n}", (0, n), key_of(n), n // KEYS + 1, n % 10_000, 0, 0) for n in range(first, last + 1)]
+    numbers = range(first, last + 1)
+    return [Committed(f"m-{n}", (0, n), key_of(n, keys), n // keys + 1, n % 10_000, 0, 0) for n in numbers]
 
 
-def handled(n: int) -> Handled:
+def handled(n: int, keys: int = KEYS) -> Handled:
     """Return the trace of row `n` in a target that keeps nothing but the number."""
-    return Handled(f"m-{n}", key_of(n), n // KEYS + 1)
+    return Handled(f"m-{n}", key_of(n, keys), n // keys + 1)
 
 
-def judge(first: int, last: int, found: Iterable[Handled], order: Order) -> str:
+def judge(first: int, last: int, found: Iterable[Handled], order: Order, keys: int = KEYS) -> str:
     """Compare a target with what was committed; return what is wrong, or nothing."""
-    return describe(compare("", committed(first, last), found, order=order))
+    return describe(compare("", committed(first, last, keys), found, order=order))
 
 
 def describe(account: Account) -> str:

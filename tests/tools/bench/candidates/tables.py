@@ -77,14 +77,23 @@ class SqlRows(Table):
         return [Handled(*row) for row in self.connection.execute(query)]
 
 
-class SqlSums(Table):
-    """Target `sql`: an aggregate for each key; the numbers of each batch stand beside it, for the ledger."""
+class Numbers(Table):
+    """A table with the numbers of each batch, and when it was stored."""
 
     columns = (
         "batch bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, ns bigint[], counted bigint, "
         "stored timestamptz NOT NULL DEFAULT clock_timestamp()"
     )
     counted = "sum(counted)"
+
+    @override
+    def read(self) -> list[Handled]:
+        query = f"SELECT ns FROM {self.table} ORDER BY batch"
+        return [rows.handled(n) for (numbers,) in self.connection.execute(query) for n in numbers]
+
+
+class SqlSums(Numbers):
+    """Target `sql`: an aggregate for each key; the numbers of each batch stand beside it, for the ledger."""
 
     @override
     def open(self, place: Place, name: str) -> None:
@@ -103,19 +112,13 @@ class SqlSums(Table):
         )
         return {"sql": {"statement": statement}}
 
-    @override
-    def read(self) -> list[Handled]:
-        return read_numbers(self.connection, self.table)
 
-
-class PythonNumbers(Table):
+class PythonNumbers(Numbers):
     """Target `python`: a function that stores the numbers of its batch, and nothing else.
 
     With `each` it loops over the messages, so that the product calls for each of them.
     """
 
-    columns = "batch bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, ns bigint[], counted bigint"
-    counted = "sum(counted)"
     _BATCH = """
 def handle(batch, connection):
     numbers = [int(message.message_id[2:]) for message in batch]
@@ -145,13 +148,3 @@ def handle(batch, connection):
     @override
     def spec(self) -> dict[str, Any]:
         return {"python": {"module": "orders", "function": "handle", "configMapRef": {"name": "handlers"}}}
-
-    @override
-    def read(self) -> list[Handled]:
-        return read_numbers(self.connection, self.table)
-
-
-def read_numbers(connection: psycopg.Connection[Any], table: str) -> list[Handled]:
-    """Read a table with the numbers of each batch, in the order of the batches."""
-    query = f"SELECT ns FROM {table} ORDER BY batch"
-    return [rows.handled(n) for (numbers,) in connection.execute(query) for n in numbers]

@@ -37,7 +37,10 @@ CASES: dict[str, Case] = {
         latency.LATENCY,
         idle.IDLE,
         idle.BESIDE_A_WRITER,
-        growth.GROWTH,
+        growth.ROWS,
+        growth.KEYS,
+        growth.PARTITIONS,
+        growth.BYTES,
         spark.SPARK,
     )
 }

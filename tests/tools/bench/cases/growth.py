@@ -1,44 +1,115 @@
-"""The time of a batch, with few rows and with many."""
+"""The time of a batch where there is little of something and where there is much."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from tests.tools.bench import growth
+from tests.tools.bench.candidates.tables import PythonNumbers, SqlSums
 from tests.tools.bench.case import Case
-from tests.tools.bench.growth import FEW, MANY, Grown, Outbox
+from tests.tools.bench.growth import Grown, Outbox, build_figures
 from tests.tools.ledger.account import Order
 
 if TYPE_CHECKING:
     from tests.tools.bench.case import Candidate
 
+_FEW, _MANY = 10_000, 10_000_000
+_WAITING = 100_000
+"""Rows that wait where their number is not what is measured."""
+_EIGHT: dict[str, Any] = {"mode": "Partitioned", "partitions": {"count": 8}}
 _MODES: dict[str, tuple[Order, dict[str, Any], dict[str, Any]]] = {
     "Ordered, cursor Snapshot": (Order.COMMIT, {"cursor": "Snapshot"}, {}),
     "Ordered, cursor TransactionOrder": (Order.TOTAL, {"cursor": "TransactionOrder"}, {}),
-    "Partitioned (8)": (Order.KEY, {}, {"mode": "Partitioned", "partitions": {"count": 8}}),
+    "Partitioned (8)": (Order.KEY, {}, _EIGHT),
     "Competing": (Order.NONE, {}, {"mode": "Competing"}),
 }
 
 
-def _candidates() -> list[Candidate]:
-    few, many = Outbox(FEW), Outbox(MANY)
+def _by_rows() -> list[Candidate]:
+    few, many = Outbox(_FEW), Outbox(_MANY)
     return [
-        Grown(f"{name}, rows {'behind' if behind else 'ahead'}", outbox, *mode, behind=behind)
+        Grown(
+            f"{name}, rows {'behind' if behind else 'ahead'}", outbox, SqlSums(), order,
+            source=source, delivery=delivery, behind=behind, is_much=outbox is many,
+        )
         for behind in (False, True)
-        for name, mode in _MODES.items()
+        for name, (order, source, delivery) in _MODES.items()
         for outbox in (few, many)
+    ]  # fmt: skip
+
+
+def _by_keys() -> list[Candidate]:
+    one, many = Outbox(_WAITING, keys=1), Outbox(_WAITING, keys=10_000)
+    return [
+        Grown(name, outbox, PythonNumbers(), order, source=source, delivery=delivery, is_much=outbox is many)
+        for name, (order, source, delivery) in _MODES.items()
+        for outbox in (one, many)
     ]
 
 
-GROWTH = Case(
+def _by_partitions() -> list[Candidate]:
+    outbox = Outbox(_WAITING)
+    return [
+        Grown(
+            f"Partitioned, cursor {cursor}", outbox, PythonNumbers(), Order.KEY,
+            source={"cursor": cursor}, delivery=_EIGHT | {"partitions": {"count": count}}, is_much=count > 2,
+        )
+        for cursor in ("Snapshot", "TransactionOrder")
+        for count in (2, 64)
+    ]  # fmt: skip
+
+
+def _by_bytes() -> list[Candidate]:
+    return [
+        Grown(
+            f"{mode}, messages of {name}", Outbox(message_bytes=size), PythonNumbers(), order,
+            delivery={"mode": mode}, is_much=size > 1_000,
+        )
+        for mode, order in {"Ordered": Order.COMMIT, "Competing": Order.NONE}.items()
+        for name, much in {"100 kB": 100_000, "5 MB": 5_000_000}.items()
+        for size in (1_000, much)
+    ]  # fmt: skip
+
+
+ROWS = Case(
     name="growth",
     title="A table that grows",
     about=(
-        f"The time of a batch of 1000 messages that a SQL statement sums, where {FEW:,} rows were handled before "
-        f"(behind the cursor) or wait (ahead of it), and where {MANY:,} do. `times as long` is the one divided by the "
-        "other, run by run: 1.00 means that the table's size costs nothing."
+        f"The time of 1,000 messages that a SQL statement sums in batches of 1,000, where {_FEW:,} rows were handled "
+        f"before (behind the cursor) or wait (ahead of it), and where {_MANY:,} do. `times as long` is the one divided "
+        "by the other, run by run: 1.00 means that the table's size costs nothing."
     ),
-    candidates=_candidates,
+    candidates=_by_rows,
     measure=growth.measure,
-    figures=growth.FIGURES,
+    figures=build_figures(f"{_FEW:,} rows", f"{_MANY:,} rows"),
+)
+KEYS = Case(
+    name="growth-keys",
+    title="One key, and ten thousand",
+    about=(
+        "The time of 1,000 messages that a Python handler gets in batches of 1,000, where all have the same key and "
+        "where they have 10,000. With one key one of eight partitions has all messages."
+    ),
+    candidates=_by_keys,
+    measure=growth.measure,
+    figures=build_figures("1 key", "10,000 keys"),
+)
+PARTITIONS = Case(
+    name="growth-partitions",
+    title="Two partitions, and 64",
+    about="The time of 1,000 messages that a Python handler gets, in a process with 2 and 64 partitions.",
+    candidates=_by_partitions,
+    measure=growth.measure,
+    figures=build_figures("2 partitions", "64 partitions"),
+)
+BYTES = Case(
+    name="growth-bytes",
+    title="Small messages, and large ones",
+    about=(
+        "The time of 1 MB of messages that a Python handler gets, where they have 1 kB and where they have more. The "
+        "text of a message compresses well. A batch has at most 1,000 messages and 16 MiB."
+    ),
+    candidates=_by_bytes,
+    measure=growth.measure,
+    figures=build_figures("1 kB", "larger", unit="1 MB"),
 )
