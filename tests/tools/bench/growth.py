@@ -1,8 +1,8 @@
 """Measures whether messages take longer where there is more of something: rows, keys, partitions, bytes.
 
 Each line of a case is one processor in two outboxes, one with little of it and one with much. A processor begins with
-the first row, so that all others wait ahead of it, or behind the last, and handles what comes then. Each is paused
-while it has nothing to do: the former before there are rows, the latter behind them. The time is that between the first
+the first row, so that all others wait ahead of it; in the middle; or behind the last row, and handles what comes then.
+Each is paused but for its turns. The time is that between the first
 batch of a run and its last, in the target, where each batch leaves the moment at which it was stored.
 """
 
@@ -82,22 +82,24 @@ class Outbox:
 
 
 class Grown(OurWorker):
-    """Our worker over such an outbox, from its first row or from behind its last one."""
+    """Our worker over such an outbox; `behind`: the part of the outbox's rows before which it does not begin."""
 
     def __init__(
         self, line: str, outbox: Outbox, target: Numbers, order: Order, *, delivery: dict[str, Any],
-        source: dict[str, Any] | None = None, behind: bool = False, is_much: bool = False,
+        source: dict[str, Any] | None = None, behind: float = 0.0, is_much: bool = False,
     ) -> None:  # fmt: skip
         self.numbers = target
-        super().__init__(
-            f"{line}, {'much' if is_much else 'little'}", target, source=source, delivery=delivery, order=order,
-            start_from="End" if behind else "Beginning", baseline=not is_much,
-        )  # fmt: skip
-        self.line = line
         self.outbox = outbox
-        self.first = outbox.size + 1 if behind else 1
+        self.first = int(outbox.size * behind) + 1
         self.next = self.first
         """The row that is handled next; those before it were."""
+        # Where a processor is to begin behind the last row, no row has the position yet.
+        start: dict[str, Any] = {"type": "End"} if behind == 1 else {"type": "Position", "position": self.first}
+        super().__init__(
+            f"{line}, {'much' if is_much else 'little'}", target, source=source, delivery=delivery, order=order,
+            start_from=start if behind else None, baseline=not is_much,
+        )  # fmt: skip
+        self.line = line
 
     @override
     def start(self, place: Place) -> None:
@@ -149,8 +151,8 @@ def _take_round(turns: Turns, lines: dict[Line, Result], case: Case) -> dict[Lin
     """Let each processor handle some rows, those where there is little and much one after the other."""
     grown = [each for line in lines for each in (line.little, line.much)]
     for outbox in dict.fromkeys(each.outbox for each in grown):
-        ahead = max((each.next for each in grown if each.outbox is outbox and each.first == 1), default=1)
-        outbox.fill(max(outbox.stored, ahead + outbox.size) + outbox.run)
+        handled = max(each.next - each.first for each in grown if each.outbox is outbox)
+        outbox.fill(max(outbox.stored, handled + outbox.size) + outbox.run)
     return {line: _take_turn(turns, line, case) for line in lines}
 
 

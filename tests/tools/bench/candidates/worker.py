@@ -37,7 +37,7 @@ class OurWorker(Candidate):
         *,
         delivery: dict[str, Any] | None = None,
         source: dict[str, Any] | None = None,
-        start_from: str = "Beginning",
+        start_from: Mapping[str, Any] | None = None,
         processes: int = 1,
         order: Order = Order.TOTAL,
         baseline: bool = False,
@@ -50,7 +50,7 @@ class OurWorker(Candidate):
         self._target = target
         self._delivery = _lay_over_defaults(delivery or {}, paused=paused)
         self._source = source or {}
-        self._start_from = start_from
+        self._start_from = start_from or {"type": "Beginning"}
         self._processes = processes
         self._workers: Workers | None = None
 
@@ -61,7 +61,7 @@ class OurWorker(Candidate):
         resource = {"cluster": "bench", "namespace": "bench", "name": processor_id, "uid": f"uid-{processor_id}"}
         config = build_config(
             None, self._target.spec(), resource=resource, processor_id=processor_id,
-            source={"cursor": None} | self._source, delivery=self._delivery, startFrom={"type": self._start_from},
+            source={"cursor": None} | self._source, delivery=self._delivery, startFrom=self._start_from,
         )  # fmt: skip
         folder = place.folder / processor_id
         folder.mkdir()

@@ -29,10 +29,10 @@ def _by_rows() -> list[Candidate]:
     few, many = Outbox(_FEW), Outbox(_MANY)
     return [
         Grown(
-            f"{name}, rows {'behind' if behind else 'ahead'}", outbox, SqlSums(), order,
+            f"{name}, rows {where}", outbox, SqlSums(), order,
             source=source, delivery=delivery, behind=behind, is_much=outbox is many,
         )
-        for behind in (False, True)
+        for where, behind in {"ahead": 0.0, "ahead and behind": 0.5, "behind": 1.0}.items()
         for name, (order, source, delivery) in _MODES.items()
         for outbox in (few, many)
     ]  # fmt: skip
@@ -75,8 +75,8 @@ ROWS = Case(
     name="growth",
     title="A table that grows",
     about=(
-        f"The time of 1,000 messages that a SQL statement sums in batches of 1,000, where {_FEW:,} rows were handled "
-        f"before (behind the cursor) or wait (ahead of it), and where {_MANY:,} do. `times as long` is the one divided "
+        f"The time of 1,000 messages that a SQL statement sums in batches of 1,000, where {_FEW:,} rows wait (ahead of "
+        f"the cursor) or were handled before (behind it), and where {_MANY:,} do. `times as long` is the one divided "
         "by the other, run by run: 1.00 means that the table's size costs nothing."
     ),
     candidates=_by_rows,
