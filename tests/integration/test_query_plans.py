@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
+from outbox_core.processor.claimed_batch import ClaimedBatch
+from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
 from outbox_core.progress.snapshot_range import Plan, SnapshotRange
+from outbox_core.spec import Competing
 from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.reading.dispatch_reader import DispatchReader
 from outbox_worker.postgres.reading.messages import MessageReader
 from outbox_worker.postgres.reading.range_scan import RangeScan
+from outbox_worker.postgres.reading.read_range import ReadRange
 from outbox_worker.postgres.reading.snapshots import take_snapshot
 from tests.support.database.statistics import choose_statistics
 from tests.support.servers.postgres import VERSIONS, build_source
@@ -205,3 +209,33 @@ def test_what_is_aside_in_a_range_is_looked_up_by_key_or_read_once(any_database,
     assert len(looks) == 3
     for node in looks:
         assert (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"] <= 3000
+
+
+@pytest.mark.parametrize("fields", [each.values[0] for each in FILTERS[:4]], ids=[each.id for each in FILTERS[:4]])
+def test_a_batch_in_the_middle_of_the_table_is_no_scan_of_it(seeded, fields):
+    """Of two compared rows the planner takes a quarter of the table to lie between them, whatever their pairs are."""
+    choose_statistics(seeded.direct(), "outbox.messages", wanted=True)
+    source, after = build_source(**fields), Checkpoint(300, 0)
+    reader, connection = MessageReader(source), seeded.connect()
+    # So that for a quarter of such small rows a scan is the cheaper one, as it is for larger ones.
+    connection.execute("SET random_page_cost = 10")
+    explaining: Any = Explaining(connection)
+    batch = reader.fetch_extent(connection, after, LIMIT)
+    window = SnapshotRange(None, "1000:1000:")
+    claimed = ClaimedBatch(1, 0, 1, window, (), after, Checkpoint(310, MAX_POSITION), 0)
+    consumer = DispatchReader(source, Competing(), "orders")
+
+    rows = {
+        "batch": explaining.execute(
+            reader.batch_relation(after, batch.examined, count=batch.examined_count)
+        ).fetchall(),
+        "keyed": explaining.execute(
+            reader.keyed_relation(after, batch.examined, None, count=batch.examined_count)
+        ).fetchall(),
+        "range": reader.fetch_range(explaining, after, batch.examined, batch.examined_count).messages,
+        "consumer's messages": consumer.fetch(explaining, ReadRange.of(claimed)),
+        "consumer's batch": explaining.execute(consumer.relation(ReadRange.of(claimed))).fetchall(),
+    }
+
+    assert {name: len(found) > 0 for name, found in rows.items()} == dict.fromkeys(rows, True)
+    assert not [n for n in explaining.nodes() if "Seq Scan" in n["Node Type"]]

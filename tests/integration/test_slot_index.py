@@ -126,7 +126,10 @@ def test_what_a_page_of_a_backlog_found_is_not_looked_for_again(seeded, count, h
     reader, after = reader_of(1, count, cursor="Snapshot"), Checkpoint(0, 0, SnapshotRange())
     for _ in range(3):
         batch = replace(reader.fetch_extent(connection, after, LIMIT), partition=1)
-        expected = [message.message_id for message in reader.fetch_range(connection, after, batch.examined)]
+        expected = [
+            message.message_id
+            for message in reader.fetch_range(connection, after, batch.examined, batch.examined_count)
+        ]
         explaining: Any = Explaining(connection)
         rows = explaining.execute(relation(batch)).fetchall()
 

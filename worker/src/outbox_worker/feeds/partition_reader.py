@@ -114,7 +114,7 @@ class PartitionReader:
 
     def in_source(self, batch: Batch) -> Relation:
         """Return the SELECT of the messages of the batch's range that are not excluded, for the source's database."""
-        rows = self.messages.keyed_relation(batch.after, batch.examined, self._key)
+        rows = self.messages.keyed_relation(batch.after, batch.examined, self._key, count=batch.examined_count)
         return holding.without_excluded(rows, batch.excluded) if batch.excluded else rows
 
     def relation(self, batch: Batch) -> Relation:
@@ -124,7 +124,9 @@ class PartitionReader:
         """
         if batch.messages:  # where it is known where they are, looking them up costs less than reading the range again
             return self.picked(batch, [message.checkpoint for message in batch])
-        return self._carried(self.messages.keyed_relation(batch.after, batch.examined, self._key))
+        return self._carried(
+            self.messages.keyed_relation(batch.after, batch.examined, self._key, count=batch.examined_count)
+        )
 
     def picked(self, batch: Batch, pairs: Iterable[Checkpoint]) -> Relation:
         """Return the SELECT of some of the batch's messages, carried in the same way."""

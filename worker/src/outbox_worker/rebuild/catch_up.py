@@ -148,7 +148,7 @@ class CatchUp:
         if delayed is not None:
             raise NotNowError(f"message {delayed[0].message_id} is delayed, and lies between the two")
         if self._target.needs_payload:
-            batch = reader.fetch_range(context.databases.source.connection(), after, end)
+            batch = reader.fetch_range(context.databases.source.connection(), after, end, count)
         return self._target.handle(transaction, batch)
 
     def _reader(self, partition: int) -> MessageReader:

@@ -60,7 +60,7 @@ def build_batch_relation(config: ProcessorConfig) -> tuple[Whole, Some]:
         reader, by_position = find_reader(batch), batch.examined.window is not None
         if batch.only:
             return _numbered(reader.picked_relation(*pair_literals(batch.only)), by_position=by_position)
-        rows = reader.batch_relation(batch.after, batch.examined, batch.positions)
+        rows = reader.batch_relation(batch.after, batch.examined, batch.positions, count=batch.examined_count)
         rows = holding.without_excluded(rows, batch.excluded) if batch.excluded else rows
         return _numbered(rows, by_position=by_position)
 

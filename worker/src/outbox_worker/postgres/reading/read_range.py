@@ -40,6 +40,8 @@ class ReadRange:
     """Which messages are read in the order of pairs: after a pair, up to one, at most so many.
 
     Attributes:
+        most: it has at most so many messages, which is known before it is read, and the planner cannot tell: see
+            `OutboxTable.between_ids`.
         below_high_water_mark: without `up_to`: none of a transaction that may still be open.
         window: only those of a snapshot range.
         listed: only those at these pairs.
@@ -52,6 +54,7 @@ class ReadRange:
     after: Checkpoint = BEGINNING
     up_to: Checkpoint | None = None
     limit: int | None = None
+    most: int | None = None
     below_high_water_mark: bool = True
     window: SnapshotRange | None = None
     listed: tuple[Checkpoint, ...] = ()
@@ -74,8 +77,8 @@ class ReadRange:
 
     @property
     def limit_place(self) -> sql.Composable | None:
-        """The place of `limit`; None: there is none."""
-        return None if self.limit is None else sql.SQL("{}::bigint").format(place("limit"))
+        """The place of `limit` or `most`, whichever is less; None: there is none."""
+        return None if self.limit is None and self.most is None else sql.SQL("{}::bigint").format(place("limit"))
 
     @property
     def form(self) -> Form:
@@ -90,8 +93,8 @@ class ReadRange:
         }  # fmt: skip
         if self.up_to is not None:
             found |= {"up_to_id": self.up_to.transaction_id, "up_to_position": self.up_to.position}
-        if self.limit is not None:
-            found["limit"] = self.limit
+        if limits := [each for each in (self.limit, self.most) if each is not None]:
+            found["limit"] = min(limits)
         if self.excluded:
             found["excluded"] = array(self.excluded)
         if self.listed:

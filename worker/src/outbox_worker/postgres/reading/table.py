@@ -96,6 +96,17 @@ class OutboxTable:
             t=self.transaction_id, p=self.position, id=transaction_id, after=after, up_to=up_to,
         )  # fmt: skip
 
+    def between_ids(self, first: sql.Composable, last: sql.Composable) -> sql.Composed:
+        """Whether the transaction id of `o` is one of two or between them: beside a range of pairs, for the planner.
+
+        Of bounds of one column it knows how many rows lie between them; two pairs compared as rows are for it two
+        conditions that have nothing to do with each other. In the middle of a table each is true of half of the rows,
+        so it would read the whole table for what it takes for a quarter of it.
+        """
+        return sql.SQL("{t} >= {first}::xid8 AND {t} <= {last}::xid8").format(
+            t=self.transaction_id, first=first, last=last
+        )
+
     @cached_property
     def moment(self) -> sql.Composable:
         """When `o` was stored, within what Python can hold; null where the row does not say."""
