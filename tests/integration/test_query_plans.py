@@ -172,6 +172,22 @@ def test_the_first_page_of_a_large_range_reads_no_row_but_its_own(seeded):
     assert read[0]["Actual Rows"] * read[0]["Actual Loops"] + read[0].get("Rows Removed by Filter", 0) == LIMIT
 
 
+def test_a_claimed_batch_is_walked_in_the_order_of_the_index(analyzed):
+    """Of a pair as the end the planner expects a large part of the table, which it would read and sort."""
+    database, _ = analyzed
+    reader = DispatchReader(build_source(cursor=None), Competing(), "orders")
+    explaining: Any = Explaining(database.connect())
+    claimed = ClaimedBatch(
+        1, 0, 1, SnapshotRange("3:3:", "700:700:"), (), Checkpoint(5, 249), Checkpoint(6, 349), count=LIMIT
+    )
+
+    page = reader.fetch_page(explaining, ReadRange.page_of(claimed, LIMIT))
+
+    assert not page.is_full
+    assert {n["Node Type"] for n in explaining.nodes()} <= {"Index Scan", "Limit", "Subquery Scan"}
+    assert [n["Actual Rows"] for n in explaining.nodes() if "Index Name" in n] == [len(page.messages)]
+
+
 @pytest.mark.parametrize("has_statistics", [False, True], ids=["never analyzed", "analyzed"])
 @pytest.mark.parametrize("table", ["held_messages", "dead_letters"])
 def test_what_is_aside_in_a_range_is_looked_up_by_key_or_read_once(any_database, table, has_statistics):

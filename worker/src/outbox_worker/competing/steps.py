@@ -194,15 +194,14 @@ class CompetingSteps:
         """Read what is left of the batch, or at most `limit` messages of it."""
         reader = self._taker.reader
         least = limit if claimed.chunk is None else min(limit, claimed.chunk)
-        most = None if least >= claimed.count else least
         if not self._context.target.needs_payload:
-            if most is None and claimed.count:
+            if 0 < claimed.count <= least:
                 return _chunk(claimed, claimed.upto, (), claimed.count)
             examined = reader.examine(self._target.connection(), ReadRange.of(claimed), least)
             if examined is None or examined.matched < least:
                 return _chunk(claimed, claimed.upto, (), 0 if examined is None else examined.matched)
             return _chunk(claimed, examined.upto, (), examined.matched)
-        page = reader.fetch_page(self._target.connection(), ReadRange.of(claimed, limit=most))
+        page = reader.fetch_page(self._target.connection(), ReadRange.page_of(claimed, least))
         messages = page.messages
         return _chunk(claimed, messages[-1].checkpoint if page.is_full else claimed.upto, messages, len(messages))
 
@@ -246,9 +245,9 @@ class CompetingSteps:
     def _isolate_chunk(self, state: ProcessorState, block: int) -> Outcome:
         """Handle what can be; what fails alone leaves the batch, in the same transaction if that completes it too."""
         claimed, chunk = _in_hand(state)
-        connection, stretch = self._target.connection(), ReadRange.of(claimed, upto=chunk.examined)
-        messages = chunk.messages
+        connection, messages = self._target.connection(), chunk.messages
         if not messages:
+            stretch = ReadRange.of(claimed, upto=chunk.examined, limit=chunk.matched_count + 1)
             page = self._taker.reader.fetch_page(connection, stretch)
             messages = page.messages
             if page.is_full:

@@ -70,6 +70,15 @@ class ReadRange:
             listed=tuple(pair for pair, _ in claimed.listed), excluded=claimed.excluded, priority=claimed.priority,
         )  # fmt: skip
 
+    @classmethod
+    def page_of(cls, claimed: ClaimedBatch, most: int) -> ReadRange:
+        """At most so many messages of what is left of a claimed batch.
+
+        There is always a limit, or the planner may read all that is behind the first one and sort it. Where all are
+        read it is one more than they are: a page that is not full is the last one.
+        """
+        return cls.of(claimed, limit=most if most < claimed.count else claimed.count + 1)
+
     @property
     def is_in_one_transaction(self) -> bool:
         """Whether all of it is of the transaction at whose message it begins."""
