@@ -60,6 +60,7 @@ class ThisConsumer:
     def note_count(self, consumers: int) -> None:
         """Take how many live; this one does, also where none was seen."""
         self._count = max(1, consumers)
+        self.taker.is_alone = self._count == 1
 
     def share(self) -> float:
         """Return this consumer's part of the processor's rate: all have equal ones."""

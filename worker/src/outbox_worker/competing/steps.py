@@ -63,6 +63,8 @@ class CompetingSteps:
         self._stopped = stopped
         self._consumer = consumer
         self._taker = consumer.taker
+        if context.target.needs_payload:
+            self._taker.reader.ahead = context.databases.ahead
         self._arrived = False
         self._random = random.SystemRandom()
         self._next_look = dict.fromkeys(Turn, 0.0)
@@ -120,6 +122,7 @@ class CompetingSteps:
             turn = decide_turn(state.turns, throttle.breaker.phase)
             found, promoted = self._find(turn, most, settled=state.is_settled)
             if isinstance(found, NothingTaken):
+                self._taker.reader.forget_ahead()
                 return self._say_when(found, promoted) if state.is_settled else replace(found, promoted=promoted)
             claimed = found
         if claimed.again:

@@ -143,6 +143,8 @@ class BatchTaker:
         self._limit = batch_size
         self.server_run: str | None = None
         """Of the server, in which this consumer took what it has in hand; None: not asked yet."""
+        self.is_alone = True
+        """No other consumer takes what this one reads ahead."""
         self._next = NextMessages(self.reader, competing.ageing)
         self._names = {"processor_id": key.processor_id, "claim_uid": consumer.claim_uid, "owner": consumer.owner,
                        "pod": consumer.pod, "lease": consumer.lease}  # fmt: skip
@@ -190,6 +192,7 @@ class BatchTaker:
         At most `limit` messages, or as the resource says.
         """
         most = self._most(limit)
+        self.reader.take_ahead(connection)
         try:
             dispatch_positions, now = self._lock(connection)
             if not dispatch_positions:
@@ -239,7 +242,11 @@ class BatchTaker:
             )
         )
         row = cursor.fetchone()
-        return NothingTaken(moved=True) if row is None else _claimed(row)
+        if row is None:
+            return NothingTaken(moved=True)
+        if self.is_alone and self.server_run is not None and wanted.limit == self._limit and not found.whole:
+            self.reader.read_ahead(replace(wanted, after=upto), self.server_run)
+        return _claimed(row)
 
     def complete(
         self, connection: psycopg.Connection[Any], claimed: ClaimedBatch, upto: Checkpoint, messages: int

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from outbox_core.processor.claimed_batch import ClaimedBatch
     from outbox_core.spec import Competing, Source
     from outbox_worker.postgres.connection import Connection
+    from outbox_worker.postgres.reading.ahead import ReadAhead
     from outbox_worker.postgres.reading.payloads import PayloadBound
     from outbox_worker.postgres.reading.range_scan import Selecting
     from outbox_worker.postgres.reading.read_range import ReadRange
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 _QUEUE_COLUMNS: Final = Columns(
     publication_id="publication_id", partition_key="partition_key", metadata="metadata", scheduled="scheduled"
 )
+_DELIVER_AFTER: Final = itemgetter(-1)
+"""Of a row of `Message`."""
 COPIED_BYTES: Final = 1 << 20
 """Of delayed messages' payloads as they are stored, which one claim copies at most, if it has more than one.
 
@@ -84,9 +88,48 @@ class DispatchReader:
         """What `copies` returns for no position."""
         self.filters = self._scan.types is not None or bool(self._scan.publications)
         """Some rows are examined and passed over."""
+        self.ahead: ReadAhead | None = None
+        """Reads what is most likely handed out next, while the batch before it is handled; None: nothing does."""
+        self._sent: ReadRange | None = None
+        """What that was asked for."""
+        self._page: tuple[ReadRange, list[tuple[Any, ...]]] | None = None
+        """What came of it."""
+
+    def read_ahead(self, wanted: ReadRange, run: str) -> None:
+        """Let the server read, in this run of it, the full page that is examined and fetched next.
+
+        A queue's next page may be of another priority. Where payloads are large, less than a page is read.
+        """
+        limit, bound = wanted.limit, self._payloads
+        if self.ahead is None or self.is_queue or self.filters or limit is None:
+            return
+        if bound is not None and bound.limit(limit) < limit:
+            return
+        self.ahead.send(self, self._schema, run, self._compose_page(wanted))
+        self._sent = wanted
+
+    def take_ahead(self, connection: Connection) -> None:
+        """Keep what was read ahead, for `examine` and `fetch_page`; where a message may be delayed it is of no use."""
+        wanted, self._sent, self._page = self._sent, None, None
+        if self.ahead is None or wanted is None:
+            return
+        rows = self.ahead.take(self, connection, self._compose_page(wanted), wanted.limit)
+        if rows is not None and not any(map(_DELIVER_AFTER, rows)):
+            self._page = wanted, rows
+
+    def forget_ahead(self) -> None:
+        """Use nothing that was read ahead."""
+        self._sent = self._page = None
+        if self.ahead is not None:
+            self.ahead.forget(self)
 
     def examine(self, connection: Connection, wanted: ReadRange, limit: int) -> Examined | None:
         """Say how far a batch of at most `limit` matching messages reaches; None: no row is there."""
+        if self._page is not None and self._page[0] == wanted:
+            found = self._page[1]
+            last = Checkpoint(int(found[-1][0]), found[-1][1])
+            self._page = replace(wanted, up_to=last, limit=None), found
+            return Examined(last, len(found), len(found), None, (), len(found))
         rows = self._rows("examined", self._examined_columns, wanted)
         bounds = {"limit": sql.Literal(limit), "most_copied": sql.Literal(COPIED_BYTES)}
         row = fetch_row(connection, load("examine_claim").format(rows=rows, **bounds))
@@ -108,27 +151,27 @@ class DispatchReader:
 
     def fetch_page(self, connection: Connection, wanted: ReadRange) -> Page:
         """Return the matching messages, payloads as text; fewer than wanted where they have too many bytes."""
-        bound = self._payloads
-        if bound is None:
-            return self._fetch(connection, wanted, wanted.limit, None)
+        bound, page, self._page = self._payloads, self._page, None
+        # Once: a batch that is handed back and taken again is read again.
+        ahead = page[1] if page is not None and page[0] == replace(wanted, limit=None) else None
+
+        def fetch(limit: int | None) -> Page:
+            statement = self._compose_page(replace(wanted, limit=limit))
+            return Page(build_messages(fetch_rows(connection, statement) if ahead is None else ahead[:limit]), limit)
 
         def find(pairs: Sequence[Checkpoint]) -> tuple[sql.Composable, sql.Composable]:
             listed = replace(wanted, window=None, listed=tuple(pairs), limit=None)
             rows = self._rows("stored", lambda table: table.stored_payload(copied=table is not self.table), listed)
             return rows, sql.SQL("transaction_id, position")
 
-        return bound.read(
-            connection,
-            wanted.limit or LARGEST_BATCH,
-            lambda most: self._fetch(connection, wanted, most, bound.small),
-            find,
-        )
+        if bound is None:
+            return fetch(wanted.limit)
+        return bound.read(connection, wanted.limit or LARGEST_BATCH, fetch, find)
 
-    def _fetch(self, connection: Connection, wanted: ReadRange, limit: int | None, small: int | None) -> Page:
-        limited = replace(wanted, limit=limit)
-        rows = self._rows(f"outline {small}", lambda table: table.outline(small), limited, only_matching=True)
-        statement = compose_messages(rows, small, "o.transaction_id, o.position")
-        return Page(build_messages(fetch_rows(connection, statement)), limit)
+    def _compose_page(self, wanted: ReadRange) -> sql.Composed:
+        small = None if self._payloads is None else self._payloads.small
+        rows = self._rows(f"outline {small}", lambda table: table.outline(small), wanted, only_matching=True)
+        return compose_messages(rows, small, "o.transaction_id, o.position")
 
     def fetch_attempts(self, connection: Connection, wanted: ReadRange) -> dict[Checkpoint, int]:
         """Return how often messages of a queue's range have failed before, of those that have."""
