@@ -130,9 +130,13 @@ class DispatchReader:
             last = Checkpoint(int(found[-1][0]), found[-1][1])
             self._page = replace(wanted, up_to=last, limit=None), found
             return Examined(last, len(found), len(found), None, (), len(found))
-        rows = self._rows("examined", self._examined_columns, wanted)
-        bounds = {"limit": sql.Literal(limit), "most_copied": sql.Literal(COPIED_BYTES)}
-        row = fetch_row(connection, load("examine_claim").format(rows=rows, **bounds))
+        rows, row = self._rows("examined", self._examined_columns, wanted), None
+        is_plain = not self.filters and wanted.limit == limit
+        if is_plain:
+            row = fetch_row(connection, load("examine_unfiltered").format(rows=rows))
+        if not is_plain or (row is not None and row[2] > 1 and row[7] > COPIED_BYTES):
+            bounds = {"limit": sql.Literal(limit), "most_copied": sql.Literal(COPIED_BYTES)}
+            row = fetch_row(connection, load("examine_claim").format(rows=rows, **bounds))
         if row is None:
             return None
         return Examined(Checkpoint(int(row[0]), row[1]), row[2], row[3], row[4], tuple(row[5] or ()), row[6])

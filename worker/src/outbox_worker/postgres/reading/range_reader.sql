@@ -67,6 +67,20 @@ SELECT min(o.{position})
 FROM {table} AS o
 WHERE o.{scheduled} >= %(timestamp)s AND o.{transaction_id} IS NOT NULL
 
+-- name: examine_unfiltered
+-- As examine_claim, for as many rows as the batch may have and no filter: nothing is counted for each row. At last, the bytes of what would
+-- be copied.
+WITH examined AS MATERIALIZED ({rows})
+SELECT l.transaction_id::text AS t, l.position, s.n, s.due, s.keys, s.delayed, s.n, s.copied
+FROM (SELECT count(*) AS n, count(*) FILTER (WHERE e.due) AS due,
+             array_agg(e.unique_key) FILTER (WHERE e.unique_key IS NOT NULL) AS keys,
+             array_agg(e.position) FILTER (WHERE NOT e.due) AS delayed,
+             coalesce(sum(e.stored) FILTER (WHERE NOT e.due), 0) AS copied
+      FROM examined AS e) AS s
+CROSS JOIN LATERAL (
+    SELECT e.transaction_id, e.position FROM examined AS e ORDER BY e.transaction_id DESC, e.position DESC LIMIT 1
+) AS l
+
 -- name: examine_claim
 -- How far a batch of at most so many matching messages reaches in a snapshot range, how many it has, the unique keys that it frees, and what
 -- of it is not due yet: that is copied, one message or so many bytes as they are stored. Rows behind the last match that do not match are
