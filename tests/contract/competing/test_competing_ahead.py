@@ -28,6 +28,16 @@ from tests.support.servers.postgres import EVERYWHERE, build_source
 LIMIT = 10
 
 
+class CountedAhead(ReadAhead):
+    """Counts what was asked for."""
+
+    asked = 0
+
+    def send(self, *arguments):
+        self.asked += 1
+        super().send(*arguments)
+
+
 class World:
     """A consumer with a backlog of five batches, of which it has taken one."""
 
@@ -35,7 +45,7 @@ class World:
         self.connection = database.connect()
         self.direct = database.direct()
         self.opened = []
-        self.ahead = ReadAhead(self._open)
+        self.ahead = CountedAhead(self._open)
         self._database = database
         claim(self.connection)
 
@@ -143,15 +153,25 @@ def test_a_batch_that_was_handed_back_is_read_again(here):
 
 
 def test_delayed_messages_that_were_read_ahead_are_left_out(here):
-    """Of the third batch, which is read ahead with the second."""
+    """They are in the third batch, which is read ahead with the second; what comes behind it is not read ahead."""
     by = here.consumer()
     expected = here.begin(by, deliver_after="1 hour")
-    second = cut(here.connection, by)
-    assert read(here, by, second) == expected[LIMIT : 2 * LIMIT]
-    assert by.complete(here.connection, second, second.upto, second.count)
-    assert drain(here.connection, by) == []
-    waiting = here.direct.execute("SELECT count(*) FROM outbox.competing_retries").fetchone()
-    assert waiting == (3 * LIMIT,)
+    expected += produce(here.connection, 3 * LIMIT)
+    assert drain(here.connection, by) == expected[LIMIT : 2 * LIMIT] + expected[5 * LIMIT :]
+    assert here.direct.execute("SELECT count(*) FROM outbox.competing_retries").fetchone() == (3 * LIMIT,)
+    assert here.ahead.asked == 2
+
+
+def test_a_backlog_in_which_messages_were_delayed_is_not_read_ahead(here):
+    """The page would be dropped each time; the next backlog is read ahead again."""
+    by = here.consumer()
+    here.begin(by, deliver_after="-1 hour")
+    drain(here.connection, by)
+    assert here.ahead.asked == 2
+    by.reader.forget_ahead()
+    produce(here.connection, 2 * LIMIT - 1)
+    drain(here.connection, by)
+    assert here.ahead.asked == 3
 
 
 @pytest.mark.parametrize("why", ["others", "rate", "types", "publications", "unasked", "forgotten"])

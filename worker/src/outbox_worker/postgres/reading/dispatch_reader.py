@@ -94,6 +94,8 @@ class DispatchReader:
         """What that was asked for."""
         self._page: tuple[ReadRange, list[tuple[Any, ...]]] | None = None
         """What came of it."""
+        self._may_be_delayed = False
+        """In this backlog a page had a message with a `deliver_after`, so reading ahead is in vain."""
 
     def read_ahead(self, wanted: ReadRange, run: str) -> None:
         """Let the server read, in this run of it, the full page that is examined and fetched next.
@@ -101,7 +103,7 @@ class DispatchReader:
         A queue's next page may be of another priority. Where payloads are large, less than a page is read.
         """
         limit, bound = wanted.limit, self._payloads
-        if self.ahead is None or self.is_queue or self.filters or limit is None:
+        if self.ahead is None or self.is_queue or self.filters or limit is None or self._may_be_delayed:
             return
         if bound is not None and bound.limit(limit) < limit:
             return
@@ -109,17 +111,18 @@ class DispatchReader:
         self._sent = wanted
 
     def take_ahead(self, connection: Connection) -> None:
-        """Keep what was read ahead, for `examine` and `fetch_page`; where a message may be delayed it is of no use."""
+        """Keep what was read ahead for `examine` and `fetch_page`, unless a message of it may be delayed."""
         wanted, self._sent, self._page = self._sent, None, None
         if self.ahead is None or wanted is None:
             return
         rows = self.ahead.take(self, connection, self._compose_page(wanted), wanted.limit)
-        if rows is not None and not any(map(_DELIVER_AFTER, rows)):
-            self._page = wanted, rows
+        if rows is not None:
+            self._may_be_delayed = any(map(_DELIVER_AFTER, rows))
+            self._page = None if self._may_be_delayed else (wanted, rows)
 
     def forget_ahead(self) -> None:
         """Use nothing that was read ahead."""
-        self._sent = self._page = None
+        self._sent, self._page, self._may_be_delayed = None, None, False
         if self.ahead is not None:
             self.ahead.forget(self)
 
