@@ -9,6 +9,7 @@ import pytest
 
 from outbox_worker.postgres import identity
 from outbox_worker.postgres.reading.ahead import ReadAhead
+from outbox_worker.postgres.reading.payloads import PayloadBound
 from outbox_worker.postgres.reading.read_range import ReadRange
 from tests.support.database.consuming import (
     JOBS,
@@ -150,6 +151,26 @@ def test_a_batch_that_was_handed_back_is_read_again(here):
     by.hand_back(here.connection)
     here.empty()
     assert read(here, by, left(here.connection, by)) == []
+
+
+def test_a_large_payload_of_a_page_that_was_read_ahead_is_read_when_it_is_needed(here):
+    """The first message of it is gone by then: the batch goes on behind it."""
+    by = here.consumer(payloads=PayloadBound(1 << 20, LIMIT))
+    join(here.connection)
+    expected = produce(here.connection, 3 * LIMIT)
+    large = (
+        "UPDATE outbox.messages SET data = jsonb_build_object('text', repeat('x', 200000)) WHERE position = ANY (%s)"
+    )
+    here.direct.execute(large, (expected[LIMIT : LIMIT + 2],))
+    cut(here.connection, by)
+    second = cut(here.connection, by)
+    here.direct.execute("DELETE FROM outbox.messages WHERE position = %s", (expected[LIMIT],))
+
+    page = by.reader.fetch_page(here.connection, ReadRange.page_of(second, LIMIT))
+
+    assert [each.position for each in page.messages] == expected[LIMIT + 1 : 2 * LIMIT]
+    assert len(page.messages[0].data) > 200_000
+    assert here.ahead.asked == 2
 
 
 def test_delayed_messages_that_were_read_ahead_are_left_out(here):

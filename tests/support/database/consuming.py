@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from outbox_core.processor.claimed_batch import ClaimedBatch, RefusalVerdict
     from outbox_core.spec import Source
     from outbox_worker.postgres.feeds.competing import BatchTaker
+    from outbox_worker.postgres.reading.payloads import PayloadBound
 
 KEY = ProcessorKey("outbox", "orders")
 HOUR = timedelta(hours=1)
@@ -46,9 +47,10 @@ def taker(
     uid: str = "u1",
     source: Source = SOURCE,
     settings: Competing = SETTINGS,
+    payloads: PayloadBound | None = None,
 ) -> BatchTaker:
     consumer = competing.Consumer(owner, f"pod-{owner}", uid, lease)
-    return competing.BatchTaker(KEY, consumer, source, settings, limit)
+    return competing.BatchTaker(KEY, consumer, source, settings, limit, payloads)
 
 
 def join(

@@ -159,12 +159,14 @@ class DispatchReader:
     def fetch_page(self, connection: Connection, wanted: ReadRange) -> Page:
         """Return the matching messages, payloads as text; fewer than wanted where they have too many bytes."""
         bound, page, self._page = self._payloads, self._page, None
-        # Once: a batch that is handed back and taken again is read again.
-        ahead = page[1] if page is not None and page[0] == replace(wanted, limit=None) else None
+        kept = [page[1]] if page is not None and page[0] == replace(wanted, limit=None) else []
 
         def fetch(limit: int | None) -> Page:
+            # Once: what is read again, here or after the batch was handed back, is read from the table.
+            if kept:
+                return Page(build_messages(kept.pop()[:limit]), limit)
             statement = self._compose_page(replace(wanted, limit=limit))
-            return Page(build_messages(fetch_rows(connection, statement) if ahead is None else ahead[:limit]), limit)
+            return Page(build_messages(fetch_rows(connection, statement)), limit)
 
         def find(pairs: Sequence[Checkpoint]) -> tuple[sql.Composable, sql.Composable]:
             listed = replace(wanted, window=None, listed=tuple(pairs), limit=None)
