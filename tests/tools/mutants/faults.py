@@ -96,6 +96,14 @@ DATABASE: Final = (
         "tests/contract/competing/test_competing.py::test_completion_failure_and_heartbeat_check_owner_and_attempt[18-attempt]",
     ),
     fault(
+        "a consumer claims what it read ahead, whatever was handed out meanwhile",
+        f"{WORKER}/postgres/reading/dispatch_reader.py",
+        "if self._page is not None and self._page[0] == wanted:",
+        "if self._page is not None:",
+        "tests/contract/competing/test_competing_ahead.py::"
+        "test_what_another_consumer_took_meanwhile_is_not_taken_again[18]",
+    ),
+    fault(
         "a claim lapses 30 s after it was made",
         f"{SQL}/claims.sql",
         "coalesce(p_claim.vacated_at < clock_timestamp()",
