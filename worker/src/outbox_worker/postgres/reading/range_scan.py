@@ -296,7 +296,7 @@ class RangeScan:
             sql.SQL("({}) > ({})").format(self.table.pair, pair_place("start")),
             sql.SQL("{} < {}::xid8").format(transaction_id, place("end_id")),
         ]
-        if "up_to_id" in numbers:
+        if "up_to_id" in numbers and "limit" not in numbers:
             new.append(self.table.between_ids(place("start_id"), place("up_to_id")))
         if "upper" in numbers:
             new.append(_sees(place("upper"), transaction_id))
