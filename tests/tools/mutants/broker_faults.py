@@ -11,6 +11,7 @@ _KAFKA: Final = "tests/integration/worker/kafka/test_kafka_sink.py"
 _STREAM: Final = "tests/integration/worker/targets/test_rabbitmq_stream.py"
 _STREAM_SINK: Final = "tests/integration/worker/targets/test_rabbitmq_stream_sink.py"
 _KAFKA_ONCE: Final = "tests/integration/worker/kafka/test_kafka_transaction_sink.py"
+_KAFKA_TAKEOVER: Final = "tests/integration/worker/kafka/test_kafka_takeover.py"
 _ROUNDS: Final = f"{WORKER}/targets/librdkafka/rounds.py"
 
 BROKER: Final = (
@@ -207,24 +208,29 @@ BROKER: Final = (
         "the record of Kafka is read before former producers are shut out",
         f"{WORKER}/targets/librdkafka/transactional_sink.py",
         """            producer.shut_out(deadline)
-            shut_out = time.monotonic()
-            with CheckpointTopic(self._topic, settings, self._name, deadline) as topic:
-                topic.ensure(self._partitions)
-                end = topic.find_end(unit.partition)
-                # Behind the record is at most the mark of its commit, which brokers may owe (docs/adr/0030).
-                is_known = last_offset is not None and last_offset < end <= last_offset + 2
-                found = [] if is_known else topic.find(unit, end)
+            began = time.monotonic()
+            topic = self._begin_reading(producer.settings, deadline)
+            end = topic.find_end(unit.partition)
+            # Behind the record is at most the mark of its commit, which brokers may owe (docs/adr/0030).
+            is_known = last_offset is not None and last_offset < end <= last_offset + 2
+            found = [] if is_known else topic.find(unit, end)
 """,
-        """            shut_out = time.monotonic()
-            with CheckpointTopic(self._topic, settings, self._name, deadline) as topic:
-                topic.ensure(self._partitions)
-                end = topic.find_end(unit.partition)
-                # Behind the record is at most the mark of its commit, which brokers may owe (docs/adr/0030).
-                is_known = last_offset is not None and last_offset < end <= last_offset + 2
-                found = [] if is_known else topic.find(unit, end)
+        """            began = time.monotonic()
+            topic = self._begin_reading(producer.settings, deadline)
+            end = topic.find_end(unit.partition)
+            # Behind the record is at most the mark of its commit, which brokers may owe (docs/adr/0030).
+            is_known = last_offset is not None and last_offset < end <= last_offset + 2
+            found = [] if is_known else topic.find(unit, end)
             producer.shut_out(deadline)
 """,
         f"{_KAFKA_ONCE}::TestZombies::test_what_is_committed_just_before_it_is_shut_out_is_known",
+    ),
+    fault(
+        "an owner begins with the producer that shut former ones out under an earlier lease",
+        f"{WORKER}/targets/librdkafka/transactional_sink.py",
+        "        if found is None or found.epoch != epoch:\n",
+        "        if found is None:\n",
+        f"{_KAFKA_TAKEOVER}::test_an_owner_of_another_epoch_begins_anew",
     ),
     fault(
         "a former owner with another producer does not look at the epoch of the record",

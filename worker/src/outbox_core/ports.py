@@ -221,6 +221,26 @@ class OutsideTransaction(AnyTarget, Protocol):
     has_own_transactions: bool = False
     """True: `begin_owner` is called for each owner, before anything is delivered or passed under its epoch."""
 
+    def shut_out(self, database: str, partition: int, epoch: int) -> float:
+        """Begin, or go on, to shut former owners of a partition out, and do not wait for it.
+
+        So several partitions do it at the same time, and `begin_owner` has less to wait for.
+
+        Args:
+            database: uuid of the checkpoint's database.
+            partition: that is owned.
+            epoch: of the lease.
+
+        Returns:
+            After how many seconds to call again; 0: it is done.
+
+        Raises:
+            OutboxError: it cannot be done.
+
+        """
+        del database, partition, epoch
+        return 0.0
+
     def begin_owner(self, start: OwnerStart) -> None:
         """Shut former owners of the partition out, and learn what they delivered without storing it.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -49,14 +49,17 @@ _log = get_logger(__name__)
 
 
 class CheckpointTopic:
-    """One look at the topic. Each call raises OutboxError where it cannot be done within the deadline."""
+    """A look at the topic, or several in a row.
+
+    Each call raises OutboxError where it cannot be done within the deadline; then another one is made.
+    """
 
     def __init__(self, topic: str, settings: BrokerSettings, client: str, deadline: float) -> None:
-        """Make the clients; `client` is their name in the brokers' logs."""
-        self._topic, self._settings, self._deadline = topic, settings, deadline
-        self._down_since: float | None = None
+        """Make the clients, which connect by themselves; `client` is their name in the brokers' logs."""
+        self._topic, self._settings = topic, settings
+        self._is_there = False
         self._fault: OutboxError | None = None
-        self._hidden: tuple[int, int] | None = None
+        self.begin(deadline)
         config: dict[str, Any] = settings.as_client(client) | {"error_cb": self._note_error, "logger": _log}
         try:
             self._admin = AdminClient(config)
@@ -75,19 +78,25 @@ class CheckpointTopic:
         except KafkaException as err:
             raise classify_error(err.args[0], settings.servers) from None
 
-    def __enter__(self) -> Self:
-        return self
+    def begin(self, deadline: float) -> None:
+        """Begin with a look: a broker that was down has a moment more."""
+        self.deadline = deadline
+        self._down_since: float | None = None
+        self._hidden: tuple[int, int] | None = None
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Give up all connections."""
         self._consumer.close()
         del self._consumer, self._admin  # both hold this object, and their threads would outlive its last use
 
     def ensure(self, count: int) -> None:
-        """Look that the topic is there, with enough partitions; after that both clients know its brokers.
+        """Look once that the topic is there, with enough partitions; after that both clients know its brokers.
 
         librdkafka drops its first connection once the broker at its end has a number, with the requests that are under
         way there, and asks again for a topic's leaders after one second or three. Only `list_topics` asks at once.
         """
+        if self._is_there:
+            return
         found = self._count_partitions(self._consumer)
         if not found:
             _log.info("creating the checkpoint topic", extra={"topic": self._topic, "partitions": count})
@@ -101,6 +110,7 @@ class CheckpointTopic:
             while self._count_partitions(client) < count:
                 time.sleep(_SLICE)
                 self._look()
+        self._is_there = True
 
     def _count_partitions(self, client: Consumer | AdminClient) -> int:
         while True:
@@ -230,7 +240,7 @@ class CheckpointTopic:
             raise self._fault
         now = time.monotonic()
         is_down = self._down_since is not None and now - self._down_since > _DOWN_SECONDS
-        if is_down or now > self._deadline:
+        if is_down or now > self.deadline:
             what = "cannot be reached" if is_down else "did not answer within delivery.timeout"
             if self._hidden is not None and not is_down:
                 partition, offset = self._hidden

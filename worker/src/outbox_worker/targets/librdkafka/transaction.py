@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import KafkaException
@@ -24,6 +25,8 @@ _WAIT: Final = 0.1
 """Seconds of one wait: between two of them signals are handled."""
 _SLICE: Final = 0.01
 """The same while answers are awaited: once the client sends nothing more, nothing but the end of a wait tells."""
+_FIRST_WAIT: Final = 0.01
+"""The same, at first, while former producers are shut out."""
 _MARGIN: Final = 10.0
 """Seconds beyond delivery.timeout: the brokers do not end a transaction that is still worked on."""
 _LONGEST: Final = 900.0
@@ -56,15 +59,46 @@ class TransactionalProducer(KafkaProducer):
         )  # fmt: skip
         self.name = name
         self._is_open = False
+        self._made = time.monotonic()
+        self.shut_out_after: float | None = None
+        """Seconds that it took to shut the former ones out; None: they are not."""
 
-    def shut_out(self, deadline: float) -> None:
-        """End what former producers of this name have open, and refuse all that they may still send.
+    def try_shut_out(self, deadline: float, seconds: float = 0.0) -> float:
+        """Begin, or go on, to end what former producers of this name have open, and to refuse all that they may send.
+
+        Each call lets the client ask the brokers at once. By itself it asks again after half a second, and once is
+        never enough: nothing is connected at first, and then the brokers are still taking back what was open.
+
+        Args:
+            deadline: when to give up.
+            seconds: how long to wait until it is done.
+
+        Returns:
+            After how many seconds to call again; 0: it is done.
 
         Raises:
             OutboxError: the brokers do not answer, or do not allow it.
 
         """
-        self._await(self._producer.init_transactions, deadline)
+        if self.shut_out_after is not None:
+            return 0.0
+        is_done = self._try(self._producer.init_transactions, seconds, deadline)
+        lasted = time.monotonic() - self._made
+        if is_done:
+            self.shut_out_after = lasted
+            return 0.0
+        return min(max(_FIRST_WAIT, lasted / 8), _WAIT)
+
+    def shut_out(self, deadline: float) -> None:
+        """Wait until it is done.
+
+        Raises:
+            OutboxError: the brokers do not answer, or do not allow it.
+
+        """
+        seconds = self.try_shut_out(deadline)
+        while seconds:
+            seconds = self.try_shut_out(deadline, seconds)
 
     def begin_transaction(self, deadline: float) -> None:
         """Begin a transaction.
@@ -152,17 +186,21 @@ class TransactionalProducer(KafkaProducer):
         return classify_error(error, self.settings.servers, topic=topic, user=self.settings.username)
 
     def _await(self, act: Callable[[float], None], deadline: float) -> None:
-        while True:
-            try:
-                act(_WAIT)
-            except KafkaException as err:
-                error: KafkaError = err.args[0]
-                if error.fatal() or error.txn_requires_abort() or not error.retriable():
-                    raise self._classify(error) from None
-                self.serve()
-                self._look(deadline)
-            else:
-                return
+        while not self._try(act, _WAIT, deadline):
+            pass
+
+    def _try(self, act: Callable[[float], None], seconds: float, deadline: float) -> bool:
+        """Let it go on for so long; say whether it is done."""
+        try:
+            act(seconds)
+        except KafkaException as err:
+            error: KafkaError = err.args[0]
+            if error.fatal() or error.txn_requires_abort() or not error.retriable():
+                raise self._classify(error) from None
+            self.serve()
+            self._look(deadline)
+            return False
+        return True
 
     def _classify(self, error: KafkaError) -> OutboxError:
         if error.fatal():

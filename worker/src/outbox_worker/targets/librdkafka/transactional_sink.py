@@ -2,9 +2,10 @@
 
 The row's checkpoint is stored after it, as with AtLeastOnce; the row is the authority for what was examined. Who owns a
 partition next shuts the former producer out first, and only then reads the record: what it names and the row has not
-passed is not published again (docs/adr/0027-kafka-transactions.md). After any error but a refused message another
-producer is made. Then memory is trusted only where nothing is written behind the record that this process committed
-last (docs/adr/0030-transactions-without-an-end.md).
+passed is not published again (docs/adr/0027-kafka-transactions.md). Several partitions do the first at the same time,
+and are read one after the other by the same clients. After any error but a refused message another producer is made.
+Then memory is trusted only where nothing is written behind the record that this process committed last
+(docs/adr/0030-transactions-without-an-end.md).
 """
 
 from __future__ import annotations
@@ -35,10 +36,20 @@ if TYPE_CHECKING:
     from outbox_core.message import Batch, Message
     from outbox_core.ports import OwnerStart
     from outbox_core.spec.target import KafkaTarget
+    from outbox_worker.targets.librdkafka.settings import BrokerSettings
 
 _log = get_logger(__name__)
 _BEGINNING_SHARE: Final = 0.9
 """Of delivery.timeout, to begin: at its end the caller interrupts, and could not say what was waited for."""
+
+
+@dataclass(slots=True)
+class _Successor:
+    """The producer of an owner that shall begin: it shuts former ones out."""
+
+    epoch: int
+    producer: TransactionalProducer
+    deadline: float
 
 
 @dataclass(slots=True)
@@ -64,6 +75,8 @@ class TransactionalKafkaSink(OutsideTransaction):
         self._partitions = 1 if config.delivery.partitions is None else config.delivery.partitions.count
         usual = re.sub(r"[^a-zA-Z0-9._-]", "-", f"outbox-checkpoints-{config.processor_id}")
         self._topic = target.checkpoint_topic or usual
+        self._successors: dict[int, _Successor] = {}
+        self._reader: CheckpointTopic | None = None
         self._starts: dict[int, OwnerStart] = {}
         self._publishers: dict[int, _Publisher] = {}
         self._committed: dict[int, Published] = {}
@@ -82,17 +95,60 @@ class TransactionalKafkaSink(OutsideTransaction):
             publisher.producer.serve()
             if publisher.producer.is_broken:
                 self._drop(partition)
+        if self._reader is not None and time.monotonic() > self._reader.deadline:
+            self._close_reader()
 
     @override
     def close(self) -> None:
         """Drop all producers. What they have open is taken back by who comes next, or by the brokers."""
-        for partition in list(self._publishers):
+        for partition in {*self._publishers, *self._successors}:
             self._drop(partition)
+        self._close_reader()
 
     def _drop(self, partition: int) -> None:
-        publisher = self._publishers.pop(partition, None)
-        if publisher is not None:
-            publisher.producer.close()
+        for dropped in (self._publishers.pop(partition, None), self._successors.pop(partition, None)):
+            if dropped is not None:
+                dropped.producer.close()
+
+    def _close_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    @override
+    def shut_out(self, database: str, partition: int, epoch: int) -> float:
+        """Let a producer begin, or go on, to shut out the former ones of a unit.
+
+        Raises:
+            OutboxError: the brokers do not answer in time, or do not allow it.
+
+        """
+        successor = self._succeed(database, partition, epoch)
+        try:
+            return successor.producer.try_shut_out(successor.deadline)
+        except BaseException:
+            self._drop(partition)
+            self._close_reader()
+            raise
+
+    def _succeed(self, database: str, partition: int, epoch: int) -> _Successor:
+        """Return the producer of an owner that shall begin; nothing of a former one is of use any more."""
+        found = self._successors.get(partition)
+        if found is None or found.epoch != epoch:
+            self._drop(partition)
+            self._starts.pop(partition, None)
+            self._committed.pop(partition, None)
+            deadline = time.monotonic() + self._timeout * _BEGINNING_SHARE
+            found = _Successor(epoch, self._make(Unit(database, self._processor_id, partition), deadline), deadline)
+            self._successors[partition] = found
+        return found
+
+    def _make(self, unit: Unit, deadline: float) -> TransactionalProducer:
+        """Make a producer, and what reads the checkpoint topic after it: they connect at the same time."""
+        settings = read_broker_settings(self._directory)
+        if self._reader is None:
+            self._reader = CheckpointTopic(self._topic, settings, self._name, deadline)
+        return TransactionalProducer(settings, self._name, unit.transactional_id, self._timeout)
 
     @override
     def begin_owner(self, start: OwnerStart) -> None:
@@ -103,10 +159,9 @@ class TransactionalKafkaSink(OutsideTransaction):
 
         """
         deadline = time.monotonic() + self._timeout * _BEGINNING_SHARE
-        self._drop(start.partition)
-        self._starts.pop(start.partition, None)
-        self._committed.pop(start.partition, None)
-        publisher = self._open(start, deadline)
+        producer = self._succeed(start.database, start.partition, start.epoch).producer
+        del self._successors[start.partition]
+        publisher = self._open(start, producer, deadline)
         try:
             self._write_start(start, publisher, deadline)
         except BaseException:
@@ -147,37 +202,45 @@ class TransactionalKafkaSink(OutsideTransaction):
             extra={"epoch": start.epoch, "later": epoch, "topic": self._topic},
         )
 
-    def _open(self, start: OwnerStart, deadline: float) -> _Publisher:
-        """Make a producer of the unit's name, which shuts the former one out; only then read what that has published.
+    def _open(self, start: OwnerStart, producer: TransactionalProducer, deadline: float) -> _Publisher:
+        """Let a producer of the unit's name shut the former one out; only then read what that has published.
 
         In the other order a former owner could commit between the two.
         """
         unit, committed = self._unit(start), self._committed.get(start.partition)
-        settings = read_broker_settings(self._directory)
-        producer = TransactionalProducer(settings, self._name, unit.transactional_id, self._timeout)
-        last_offset, began = None if committed is None else max(committed.offsets.values()), time.monotonic()
+        last_offset = None if committed is None else max(committed.offsets.values())
         try:
             producer.shut_out(deadline)
-            shut_out = time.monotonic()
-            with CheckpointTopic(self._topic, settings, self._name, deadline) as topic:
-                topic.ensure(self._partitions)
-                end = topic.find_end(unit.partition)
-                # Behind the record is at most the mark of its commit, which brokers may owe (docs/adr/0030).
-                is_known = last_offset is not None and last_offset < end <= last_offset + 2
-                found = [] if is_known else topic.find(unit, end)
+            began = time.monotonic()
+            topic = self._begin_reading(producer.settings, deadline)
+            end = topic.find_end(unit.partition)
+            # Behind the record is at most the mark of its commit, which brokers may owe (docs/adr/0030).
+            is_known = last_offset is not None and last_offset < end <= last_offset + 2
+            found = [] if is_known else topic.find(unit, end)
+            if not self._successors:
+                self._close_reader()
         except BaseException:
             producer.close()
+            self._close_reader()
             raise
         _log.info(
             "a producer shut the former ones out",
             extra={
-                "partition": start.partition, "epoch": start.epoch, "seconds": round(shut_out - began, 3),
-                "seconds_of_reading": round(time.monotonic() - shut_out, 3), "from_memory": is_known,
+                "partition": start.partition, "epoch": start.epoch, "seconds": round(producer.shut_out_after or 0, 3),
+                "seconds_of_reading": round(time.monotonic() - began, 3), "from_memory": is_known,
             },
         )  # fmt: skip
         if committed is not None and is_known:
             return _Publisher(producer, committed, start.epoch)
         return _Publisher(producer, Published.of(found, start.moved), found[0][1].epoch if found else -1)
+
+    def _begin_reading(self, settings: BrokerSettings, deadline: float) -> CheckpointTopic:
+        """Return what reads the checkpoint topic; it is kept for those that shut former producers out meanwhile."""
+        if self._reader is None:
+            self._reader = CheckpointTopic(self._topic, settings, self._name, deadline)
+        self._reader.begin(deadline)
+        self._reader.ensure(self._partitions)
+        return self._reader
 
     def _unit(self, start: OwnerStart) -> Unit:
         return Unit(start.database, self._processor_id, start.partition)
@@ -199,7 +262,7 @@ class TransactionalKafkaSink(OutsideTransaction):
         if publisher is not None and publisher.producer.serves(settings):
             return start, publisher
         self._drop(partition)
-        publisher = self._open(start, deadline)
+        publisher = self._open(start, self._make(self._unit(start), deadline), deadline)
         if publisher.last_epoch > epoch:
             publisher.producer.close()
             raise _later_owner(publisher.last_epoch, epoch)
