@@ -251,7 +251,7 @@ class HeldChanged:
 class Throttled:
     """Nothing may be tried for so many seconds: the target asked for a pause, or its breaker is open.
 
-    Or the rate is used up: then the reason is RUNNING.
+    Or the rate is used up, or former owners are not shut out yet: then the reason is RUNNING.
     """
 
     seconds: float

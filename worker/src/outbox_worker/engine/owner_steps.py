@@ -313,6 +313,12 @@ class OwnerSteps:
 
     def load(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Load the checkpoint under the lease; see what former owners left."""
+        target = self._context.target
+        if isinstance(target, OutsideTransaction):
+            lease = lease_of(state)
+            # Until it is done the other partitions have their turns: those that are new begin with it meanwhile.
+            if seconds := target.shut_out(self._database, lease.partition, lease.epoch):
+                return outcomes.Throttled(seconds, Reason.RUNNING, "")
         loaded = self._load(state)
         return self._unit.after_load() or loaded
 
