@@ -134,6 +134,15 @@ def test_an_owner_that_dies_or_freezes_in_the_middle_of_a_transaction(outbox, ka
             assert len(reader.read()) > 60_010, "what the first one sent was taken back"
 
 
+def test_asked_to_stop_while_former_owners_are_not_shut_out_it_stops_at_once(outbox, kafka, start):
+    with kafka.topic(partitions=1) as topic, kafka.frozen():
+        worker = start(topic.name, PARTITIONED)
+        wait_until(lambda: worker.log().count('"lease acquired"') == 3, "all leases are acquired", 30)
+        assert worker.terminate(10) == 0
+        live = "SELECT count(*) FROM outbox.processor_leases WHERE expires_at > clock_timestamp()"
+        assert outbox.connection.execute(live).fetchone() == (0,)
+
+
 def test_a_frozen_owner_that_wakes_after_its_successor_worked(outbox, kafka, start):
     with kafka.topic(partitions=1) as topic:
         ids = outbox.produce(5)
