@@ -9,14 +9,16 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from psycopg import sql
 from pyspark.errors import AnalysisException
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
+from outbox_core.errors import OutboxError
 from outbox_core.progress.checkpoint import BEGINNING
 from outbox_spark.offsets import OffsetRange
 from outbox_spark.options import parse_options
 from outbox_spark.planning import OutboxStreamReader
-from outbox_spark.reader import RangeReader
+from outbox_spark.reader import RangeReader, _copy
 from tests.support.servers.postgres import wait_until
 from tests.support.spark import start_notebook_session
 
@@ -170,7 +172,10 @@ def test_nulls_stay_null_and_times_are_brought_into_what_python_holds(notebook, 
     ]  # fmt: skip
 
 
-AWKWARD = ("", "NULL", "\\N", "\\.", ",", '"', '""', "a\r\nb\rc\n", " blank ", "\N{SNOWMAN}\u2028", "x" * 2_000_000)
+AWKWARD = (
+    "", "NULL", "\\N", "\\.", ",", '"', '""', "\x01", "\x01\x02\x01\x01", "\x02\n", "a\r\nb\rc\n", " blank ",
+    "\N{SNOWMAN}\u2028", "x" * 2_000_000,
+)  # fmt: skip
 """What CSV quotes, or must not take for null."""
 
 
@@ -194,15 +199,37 @@ def test_every_text_is_read_as_it_was_written(database):
         assert [tuple(row[column] for column in columns) for row in found] == stored
 
 
+def test_of_rows_that_are_larger_than_those_before_few_are_in_memory_at_once(database):
+    with database.direct() as connection:
+        connection.execute(
+            "INSERT INTO outbox.messages (message_type, data) SELECT 't', to_jsonb(repeat('x', CASE "
+            "WHEN n <= 600 THEN 1 ELSE 1000000 END)) FROM generate_series(1, 660) AS n"
+        )
+        stored = connection.execute("SELECT position FROM outbox.messages ORDER BY position").fetchall()
+    reader = RangeReader(parse_options(options(database)))
+    pages = list(reader.read(OffsetRange(BEGINNING, reader.fetch_settled())))
+    assert max(page.nbytes for page in pages) < 18_000_000
+    assert [position for page in pages for position in page["position"].to_pylist()] == [row[0] for row in stored]
+
+
+def test_a_copy_that_fails_after_some_rows_fails_and_leaves_the_connection_as_it_was(database):
+    connection = database.direct()
+    late = sql.SQL("COPY (SELECT 1 / (90000 - n) FROM generate_series(1, 100000) AS n) TO STDOUT")
+    with pytest.raises(OutboxError, match="division by zero"):
+        _copy(connection, late)
+    assert _copy(connection, sql.SQL("COPY (SELECT 7) TO STDOUT")) == (bytearray(b"7\n"), True)
+
+
 WITHOUT_PANDAS = """
 import sys
 from pathlib import Path
 
+from outbox_core.errors import OutboxError
 from outbox_core.progress.checkpoint import BEGINNING
 from outbox_spark.offsets import OffsetRange
 from outbox_spark.options import parse_options
 from outbox_spark.planning import OutboxStreamReader
-from outbox_spark.reader import RangeReader
+from outbox_spark.reader import RangeReader, _copy
 from outbox_spark.writing.staging import StagingTable, copy_rows
 from outbox_worker.postgres.connection import ConnectionFiles
 

@@ -10,7 +10,7 @@
 | `batchSize` | most rows that one micro-batch examines | 10000 |
 | `batchBytes` | about how many bytes of data one micro-batch has at most, and at least one row | no limit |
 | `partitions` | into how many pieces a range is read in parallel | 2 |
-| `fetchSize` | rows fetched at once by an executor | 5000 |
+| `fetchSize` | most rows fetched at once by an executor; about 8 MB of them at most | 50000 |
 | `start` | `beginning`, `end`, a checkpoint `transaction_id:position` (what lies after it), or an RFC 3339 time \
 | `beginning` |
 | `end` | only `spark.read`: a checkpoint, read up to and including it | what is settled now |
@@ -49,7 +49,7 @@ _KNOWN: Final = frozenset(
 _SECRET: Final = frozenset({"password", "uri", "url", "dsn", "user", "conninfo"})
 _BATCH_SIZE: Final = 10_000
 _PARTITIONS: Final = 2
-_FETCH_SIZE: Final = 5_000
+_FETCH_SIZE: Final = 50_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,10 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
+import psycopg
 import pyarrow as pa
 from psycopg import sql
+from psycopg.pq import ExecStatus
 from pyarrow import csv
 
 from outbox_core.progress.checkpoint import Checkpoint
@@ -31,6 +33,8 @@ from outbox_worker.session import Session
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from psycopg.pq.abc import PGconn
+
     from outbox_spark.options import ReadOptions
     from outbox_worker.postgres.connection import Connection
 
@@ -39,35 +43,40 @@ _KEPT_SECONDS: Final = 10.0
 """So long a connection is kept: its name may lead to another server by now, where the tasks read already."""
 _FIRST_PAGE: Final = 500
 _PAGE_BYTES: Final = 8_000_000
-"""About so much of a range is in an executor's memory at once."""
+"""About so much of a range is in an executor's memory at once; twice that of rows larger than those before."""
+_DELIMITER: Final = "\x02"
+_QUOTE: Final = "\x01"
+"""Neither is in JSON, so no JSON has to be quoted, with each of its quotation marks twice."""
 
 _PAGE: Final = sql.SQL(
     """COPY (SELECT r.position, r.transaction_id, r.message_id, r.message_type, r.publication_id, r.partition_key,
                     r.data, r.metadata, (extract(epoch FROM {scheduled}) * 1000000)::bigint
              FROM ({relation}) AS r
              ORDER BY r.transaction_id, r.position
-             LIMIT {limit}) TO STDOUT (FORMAT csv, ENCODING 'UTF8')"""
+             LIMIT {limit}) TO STDOUT (FORMAT csv, DELIMITER {delimiter}, QUOTE {quote}, ENCODING 'UTF8')"""
 )
 
 _SCHEDULED: Final = within_python(sql.SQL("r.scheduled"))
 
 _BOUNDARIES: Final = sql.SQL(
     """SELECT n.t::text, n.p
-       FROM (SELECT r.transaction_id AS t, r.position AS p, count(*) OVER () AS total,
+       FROM (SELECT r.transaction_id AS t, r.position AS p,
                     row_number() OVER (ORDER BY r.transaction_id, r.position) AS number
-             FROM ({relation}) AS r) AS n
-       WHERE n.number < n.total AND n.number % greatest(ceil(n.total / {pieces}::numeric)::bigint, 1) = 0
+             FROM ({relation}) AS r) AS n,
+            (SELECT count(*) AS total FROM ({relation}) AS r) AS counted
+       WHERE n.number < counted.total
+         AND n.number % greatest(ceil(counted.total / {pieces}::numeric)::bigint, 1) = 0
        ORDER BY n.t, n.p"""
-)
+)  # counted by a scan of its own: a window over the whole range would keep all of its rows for that
 
 _REACH: Final = sql.SQL(
     """SELECT n.t::text, n.p
        FROM (SELECT r.transaction_id AS t, r.position AS p, row_number() OVER pairs AS number,
-                    sum(coalesce(pg_column_size(r.data), 0)) OVER pairs AS bytes,
-                    sum(coalesce(pg_column_size(r.data), 0)) OVER () AS total
+                    sum(coalesce(pg_column_size(r.data), 0)) OVER pairs AS bytes
              FROM ({relation}) AS r
-             WINDOW pairs AS (ORDER BY r.transaction_id, r.position)) AS n
-       WHERE n.total > {most} AND (n.bytes <= {most} OR n.number = 1)
+             WINDOW pairs AS (ORDER BY r.transaction_id, r.position ROWS UNBOUNDED PRECEDING)) AS n
+       WHERE (SELECT sum(pg_column_size(r.data)) FROM ({relation}) AS r) > {most}
+         AND (n.bytes <= {most} OR n.number = 1)
        ORDER BY n.number DESC
        LIMIT 1"""
 )  # pg_column_size: as stored, so that what PostgreSQL keeps compressed or out of line is not read for it
@@ -149,13 +158,12 @@ class RangeReader:
         schema, limit = message_arrow_schema(), min(self._options.fetch_size, _FIRST_PAGE)
         with self._connect() as connection:
             while not piece.empty:
-                query = _PAGE.format(relation=self._relation(piece), limit=sql.Literal(limit), scheduled=_SCHEDULED)
-                text = _copy(connection, query)
+                text, is_whole = _copy(connection, self._page(piece, limit))
                 if not text:
                     return
                 page = parse_page(text, schema)
                 yield page
-                if page.num_rows < limit:
+                if is_whole and page.num_rows < limit:
                     return
                 last = page.slice(page.num_rows - 1)
                 place = Checkpoint(int(last["transaction_id"][0].as_py()), last["position"][0].as_py())
@@ -182,16 +190,46 @@ class RangeReader:
             if not is_kept:
                 self._session.discard()
 
+    def _page(self, piece: OffsetRange, limit: int) -> sql.Composed:
+        return _PAGE.format(
+            relation=self._relation(piece), limit=sql.Literal(limit), scheduled=_SCHEDULED,
+            delimiter=sql.Literal(_DELIMITER), quote=sql.Literal(_QUOTE),
+        )  # fmt: skip
+
     def _relation(self, whole: OffsetRange) -> sql.Composed:
         return MessageReader(self._options.source).batch_relation(whole.start, whole.end)
 
 
-def _copy(connection: Connection, query: sql.Composed) -> bytes:
+def _copy(connection: Connection, query: sql.SQL | sql.Composed) -> tuple[bytearray, bool]:
+    """Return the rows that a COPY writes, and whether they are all; not all, where they are far more than a page.
+
+    Each row is asked of libpq, which waits for it: psycopg's own loop takes three times as long.
+    """
+    text, server = bytearray(), connection.pgconn
     with translated(), connection.cursor() as cursor, cursor.copy(query) as copying:
-        return b"".join(copying)
+        while len(text) < 2 * _PAGE_BYTES:
+            length, row = server.get_copy_data(0)
+            if length < 0:
+                _end(server)
+                return text, True
+            text += row
+        copying.finish(psycopg.errors.QueryCanceled())
+    return text, False
 
 
-def parse_page(text: bytes, schema: pa.Schema) -> pa.RecordBatch:
+def _end(server: PGconn) -> None:
+    """Take all results that follow a COPY.
+
+    Raises:
+        psycopg.Error: it failed, after some of its rows or before.
+
+    """
+    for result in list(iter(server.get_result, None)):
+        if result.status != ExecStatus.COMMAND_OK:
+            raise psycopg.errors.error_from_result(result)
+
+
+def parse_page(text: bytes | bytearray, schema: pa.Schema) -> pa.RecordBatch:
     """Read rows as PostgreSQL's COPY writes CSV, at least one: NULL is nothing, an empty string is quoted.
 
     No value becomes an object of Python. `pyarrow.array`, which makes Arrow of such objects, would import pandas: two
@@ -207,7 +245,7 @@ def parse_page(text: bytes, schema: pa.Schema) -> pa.RecordBatch:
         pa.BufferReader(text),
         # One block: a row may be longer than any block of a fixed size.
         read_options=csv.ReadOptions(column_names=schema.names, use_threads=False, block_size=len(text)),
-        parse_options=csv.ParseOptions(newlines_in_values=True),
+        parse_options=csv.ParseOptions(delimiter=_DELIMITER, quote_char=_QUOTE, newlines_in_values=True),
         convert_options=csv.ConvertOptions(
             column_types=types, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
         ),
