@@ -7,8 +7,10 @@ what happens then). No statement here takes a transaction id, and none holds a s
 
 from __future__ import annotations
 
+import gc
 import time
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import psycopg
@@ -63,9 +65,8 @@ _BOUNDARIES: Final = sql.SQL(
        FROM (SELECT r.transaction_id AS t, r.position AS p,
                     row_number() OVER (ORDER BY r.transaction_id, r.position) AS number
              FROM ({relation}) AS r) AS n,
-            (SELECT count(*) AS total FROM ({relation}) AS r) AS counted
-       WHERE n.number < counted.total
-         AND n.number % greatest(ceil(counted.total / {pieces}::numeric)::bigint, 1) = 0
+            (SELECT count(*) AS total, (count(*) + {pieces} - 1) / {pieces} AS size FROM ({relation}) AS r) AS counted
+       WHERE n.number < counted.total AND n.number % counted.size = 0
        ORDER BY n.t, n.p"""
 )  # counted by a scan of its own: a window over the whole range would keep all of its rows for that
 
@@ -155,6 +156,7 @@ class RangeReader:
 
     def read(self, piece: OffsetRange) -> Iterator[pa.RecordBatch]:
         """Yield a range's messages in order, as Arrow batches of `fetchSize` rows, or fewer when payloads are large."""
+        _keep_loaded()
         schema, limit = message_arrow_schema(), min(self._options.fetch_size, _FIRST_PAGE)
         with self._connect() as connection:
             while not piece.empty:
@@ -198,6 +200,12 @@ class RangeReader:
 
     def _relation(self, whole: OffsetRange) -> sql.Composed:
         return MessageReader(self._options.source).batch_relation(whole.start, whole.end)
+
+
+@cache
+def _keep_loaded() -> None:
+    """Take what is loaded from the garbage collector: Spark has it look through all of it after each task."""
+    gc.freeze()
 
 
 def _copy(connection: Connection, query: sql.SQL | sql.Composed) -> tuple[bytearray, bool]:
