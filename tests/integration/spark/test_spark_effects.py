@@ -10,21 +10,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as f
 
 from outbox_core.config import ProcessorConfig
 from outbox_core.errors import ConfigurationError, PermanentError, TransientError
-from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.report import Reason
 from outbox_core.spec import Connection, ObjectRef, Source
 from outbox_spark.offsets import OffsetRange, format_offset
+from outbox_spark.options import ReadOptions, parse_options
+from outbox_spark.reader import RangeReader
 from outbox_spark.session import SessionStarter
 from outbox_spark.streaming.directory import QueryDirectories
 from outbox_spark.streaming.lineage import fetch_history, store_begin
 from outbox_spark.streaming.pipeline import SparkPipeline
 from outbox_spark.streaming.resume import Lineage, Resume, ResumeDecision, decide_resume
-from outbox_spark.writing.files import FileArea
+from outbox_spark.writing.files import FileArea, reveal
+from outbox_spark.writing.messages import write_messages, write_piece
 from outbox_spark.writing.staging import StagingArea, copy_rows
 from outbox_worker.postgres.key import ProcessorKey
 from tests.support.spark import spark_config, start_notebook_session
@@ -170,6 +174,71 @@ def test_after_a_crash_between_commit_and_rename_the_next_owner_rolls_forward(no
 def test_a_batch_without_rows_leaves_no_files(notebook, database, tmp_path):
     assert FileArea(database.files(), "outbox", "orders", 1).write(notebook.range(0), tmp_path, WHOLE) == []
     assert not list(tmp_path.glob("_outbox/*/*")), "nor a directory: there may be one such batch a second"
+
+
+def produce(database: Database) -> ReadOptions:
+    """300 messages in three transactions, among them what Parquet's columns differ by."""
+    with database.direct() as connection:
+        for column in ("message_type", "data", "scheduled"):
+            connection.execute(f"ALTER TABLE outbox.messages ALTER {column} DROP NOT NULL")
+        for count in (99, 99, 99):
+            connection.execute(
+                "INSERT INTO outbox.messages (message_type, partition_key, data, metadata) SELECT 't\u2028', "
+                "nullif(n %% 7, 0)::text, jsonb_build_object('n', n), '{}' FROM generate_series(1, %s) AS n",
+                (count,),
+            )
+        connection.execute(
+            "INSERT INTO outbox.messages (message_type, partition_key, data, scheduled) VALUES "
+            "(NULL, '', NULL, NULL), ('', ' ', '{}', '2026-01-02 03:04:05.000006Z'), ('t', 'k', '[1]', '1901-02-03Z')"
+        )
+    return parse_options({"connection": str(database.files().directory), "partitions": "3", "fetchSize": "40"})
+
+
+def test_messages_written_by_those_who_read_them_are_in_files_as_spark_writes_them(notebook, database, tmp_path):
+    options = produce(database)
+    read = notebook.read.format("outbox").option("connection", str(options.connection)).load()
+    whole = OffsetRange(BEGINNING, RangeReader(options).fetch_settled())
+    area = FileArea(database.files(), "outbox", "orders", 1)
+    ours, sparks = tmp_path / "all messages, ä", tmp_path / "by Spark"
+    pending = area.write_messages(notebook, options, ours, whole)
+    assert [file.rows for file in pending] == [100, 100, 100]
+    assert not list(ours.glob("*.parquet")), "not before the checkpoint"
+    reveal(pending)
+    reveal(area.write(read, sparks, whole))
+    found, expected = (notebook.read.parquet(str(path)) for path in (ours, sparks))
+    assert found.schema.json() == expected.schema.json(), "what each column is in PostgreSQL, too"
+    assert found.sort("position").collect() == expected.sort("position").collect()
+    assert found.count() == 300
+    first, other = (next(path.glob("*.parquet")) for path in (ours, sparks))
+    assert [str(field.type) for field in pq.read_schema(first)] == [str(field.type) for field in pq.read_schema(other)]
+    tables = [pq.read_table(file.final, columns=["position"]) for file in pending]
+    positions = pa.concat_tables(tables).column(0).to_pylist()
+    assert positions == sorted(positions), "the files are numbered in the messages' order"
+
+
+def test_of_files_of_messages_those_that_spark_counts_are_revealed(notebook, database, tmp_path):
+    options = produce(database)
+    whole = OffsetRange(BEGINNING, RangeReader(options).fetch_settled())
+    lost, rows = write_piece(options, str(tmp_path), "snappy", whole)  # an attempt that Spark never heard of
+    done = write_messages(notebook, options, whole, tmp_path)
+    assert (rows, sum(done.values())) == (300, 300)
+    assert tmp_path / lost not in done
+    assert FileArea(database.files(), "outbox", "orders", 1).write_messages(
+        notebook, options, tmp_path, OffsetRange(whole.end, Checkpoint(whole.end.transaction_id + 9, 1))
+    ) == []  # fmt: skip
+    assert not list(tmp_path.glob("_outbox/*/*")), "nor is there a directory for a batch without messages"
+
+
+def test_files_of_messages_are_compressed_as_spark_is_told(notebook, database, tmp_path):
+    options = produce(database)
+    whole = OffsetRange(BEGINNING, RangeReader(options).fetch_settled())
+    for codec, written in (("zstd", "ZSTD"), ("uncompressed", "UNCOMPRESSED")):
+        notebook.conf.set("spark.sql.parquet.compression.codec", codec)
+        try:
+            (file, *_) = write_messages(notebook, options, whole, tmp_path / codec)
+        finally:
+            notebook.conf.unset("spark.sql.parquet.compression.codec")
+        assert pq.read_metadata(file).row_group(0).column(0).compression == written
 
 
 def test_the_grants_that_the_page_lists_are_enough(notebook, database, tmp_path):

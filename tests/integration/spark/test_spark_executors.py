@@ -46,7 +46,7 @@ STORE = """
 def handle(messages, effects):
     held = messages.mapInArrow(hold, messages.schema)
     effects.sql(held, "INSERT INTO public.sizes SELECT position, length(data->>'text') FROM batch")
-    effects.parquet(messages.select("position"), {files!r})
+    effects.parquet(messages, {files!r})
 
 def hold(batches):
     import pathlib, time

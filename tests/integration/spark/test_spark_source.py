@@ -230,10 +230,14 @@ from outbox_spark.offsets import OffsetRange
 from outbox_spark.options import parse_options
 from outbox_spark.planning import OutboxStreamReader
 from outbox_spark.reader import RangeReader, _copy
+from outbox_spark.writing.messages import write_piece
 from outbox_spark.writing.staging import StagingTable, copy_rows
 from outbox_worker.postgres.connection import ConnectionFiles
 
-reader = RangeReader(parse_options({"connection": sys.argv[1]}))
+options = parse_options({"connection": sys.argv[1]})
+reader = RangeReader(options)
+_, written = write_piece(options, sys.argv[2], "snappy", OffsetRange(BEGINNING, reader.fetch_settled()))
+assert written == 1
 pages = reader.read(OffsetRange(BEGINNING, reader.fetch_settled()))
 table = StagingTable("public", "staged", ("message_type", "data"))
 done = copy_rows(ConnectionFiles(Path(sys.argv[1])), table, (page.select(table.columns) for page in pages))
@@ -261,12 +265,12 @@ def test_processes_that_read_nothing_import_little():
     subprocess.run([sys.executable, "-c", LITTLE], check=True, timeout=60)
 
 
-def test_reading_and_staging_import_no_pandas(database):
+def test_reading_staging_and_writing_import_no_pandas(database, tmp_path):
     """Pandas takes two seconds of processor time in each Python worker, before its first row."""
     with database.direct() as connection:
         connection.execute("INSERT INTO outbox.messages (message_type, data) VALUES ('t', '{}')")
         connection.execute("CREATE TABLE public.staged (outbox_attempt uuid, message_type text, data jsonb)")
     directory = str(database.files().directory)
-    subprocess.run([sys.executable, "-c", WITHOUT_PANDAS, directory], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", WITHOUT_PANDAS, directory, str(tmp_path)], check=True, timeout=60)
     with database.direct() as connection:
         assert connection.execute("SELECT message_type, data::text FROM public.staged").fetchall() == [("t", "{}")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -10,13 +11,15 @@ import pytest
 from outbox_core.errors import HandlerError
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_spark.offsets import OffsetRange
-from outbox_spark.writing.effects import Effects
+from outbox_spark.writing.effects import Effects, Messages
 from outbox_spark.writing.files import FileArea
 from outbox_spark.writing.staging import StagingArea
 from outbox_worker.postgres.connection import ConnectionFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from outbox_spark.options import ReadOptions
 
 WHOLE = OffsetRange(Checkpoint(815, 42), Checkpoint(920, 7))
 FILES = ConnectionFiles(Path("/nowhere"))
@@ -36,3 +39,22 @@ def test_a_relative_path_is_refused_before_anything_is_written():
     with pytest.raises(HandlerError, match="'orders' is not an absolute path"):
         batch.parquet(cast("DataFrame", None), "orders")
     assert batch.pending == []
+
+
+class Writers:
+    """Says who is asked to write."""
+
+    def write(self, *_: object) -> list[str]:
+        return ["Spark"]
+
+    def write_messages(self, *_: object) -> list[str]:
+        return ["who reads them"]
+
+
+def test_messages_are_written_by_those_who_read_them_and_all_else_by_spark():
+    read, made = SimpleNamespace(sparkSession=None), SimpleNamespace(sparkSession=None)
+    messages = Messages(cast("DataFrame", read), cast("ReadOptions", None))
+    for known, rows, by in ((messages, read, "who reads them"), (messages, made, "Spark"), (None, read, "Spark")):
+        batch = Effects(StagingArea(FILES, "outbox", "orders", 1), cast("FileArea", Writers()), WHOLE, known)
+        batch.parquet(cast("DataFrame", rows), "/orders")
+        assert [str(each) for each in batch.pending] == [by]

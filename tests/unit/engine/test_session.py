@@ -6,7 +6,8 @@ from outbox_core.config import ProcessorConfig
 from outbox_spark.session import build_configuration
 
 
-def config(**spark_config: str) -> ProcessorConfig:
+def config(*, application: str | None = None, **spark_config: str) -> ProcessorConfig:
+    named = {} if application is None else {"application": {"module": application}}
     return ProcessorConfig.model_validate(
         {
             "resource": {"cluster": "c", "namespace": "n", "name": "orders", "uid": "u"},
@@ -15,7 +16,7 @@ def config(**spark_config: str) -> ProcessorConfig:
             "engine": "Spark",
             "source": {"connection": {"secretRef": {"name": "db"}}},
             "target": {"parquet": {"path": "/data"}},
-            "spark": {"partitions": 3, "config": spark_config},
+            "spark": {"partitions": 3, "config": spark_config} | named,
         }
     )
 
@@ -64,3 +65,10 @@ def test_a_user_may_tune_and_may_not_break():
     assert chosen["spark.sql.streaming.noDataMicroBatches.enabled"] == "false"
     assert chosen["spark.sql.streaming.stopTimeout"] == "0"
     assert chosen["spark.driver.memory"] == "1g"
+
+
+def test_jvms_that_compute_no_rows_compile_quickly():
+    for application, quick in ((None, True), ("orders", False)):
+        chosen = build_configuration(config(application=application), {}, "x1")
+        for key in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
+            assert ("-XX:TieredStopAtLevel=1" in chosen[key].split()) is quick

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_spark.source import FORMAT
+from outbox_spark.writing.messages import writes_as_read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +47,8 @@ class StreamBuilder:
             "connection": str(self._directory),
             "source": self._config.source.model_dump_json(by_alias=True),
             "interval": str(self._config.plan.trigger.processing_time.total_seconds()),
-            "partitions": str(self._config.plan.partitions),
+            # Rows that nobody reads need no pieces.
+            "partitions": str(1 if writes_as_read(self._config) else self._config.plan.partitions),
             "start": str(start),
             "floor": str(floor),
         }

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch
+    from outbox_spark.options import ReadOptions
     from outbox_spark.streaming.handover import PreparedBatch
     from outbox_spark.streaming.resume import ResumeDecision
     from outbox_spark.writing.effects import Effects
@@ -178,7 +179,8 @@ class SparkPipeline(InTransaction):
             directory = self._directory(connection, stored, stateful=bool(stateful))
             floor = BEGINNING if stateful else stored
             run = QueryRun(
-                directory, stored, bool(stateful), staging, files, self._apply, self._count, self._code()
+                directory, stored, bool(stateful), staging, files, self._apply, self._count,
+                self._options() if plain else None, self._code(),
             )  # fmt: skip
             run.start(builder.build(directory.start, floor), builder.output_mode(stateful))
             self._run = run
@@ -311,8 +313,16 @@ class SparkPipeline(InTransaction):
             raise HandlerError("engine Spark knows target.sql, target.parquet, or an application with handle()")
 
     def _count(self, whole: Any) -> int:
-        options = {"connection": str(self._source), "source": self._config.source.model_dump_json(by_alias=True)}
-        return RangeReader(parse_options(options)).fetch_count(whole)
+        return RangeReader(self._options()).fetch_count(whole)
+
+    def _options(self) -> ReadOptions:
+        return parse_options(
+            {
+                "connection": str(self._source),
+                "source": self._config.source.model_dump_json(by_alias=True),
+                "partitions": str(self._config.plan.partitions),
+            }
+        )
 
     def _code(self) -> str:
         application = self._config.plan.application

@@ -15,7 +15,7 @@ from outbox_core.errors import HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason
 from outbox_spark.failure import explain_failure
 from outbox_spark.streaming.handover import ClosedError, Handover, PreparedBatch
-from outbox_spark.writing.effects import Effects
+from outbox_spark.writing.effects import Effects, Messages
 from outbox_spark.writing.files import file_uri
 from outbox_worker.logs import get_logger
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_spark.offsets import OffsetRange
+    from outbox_spark.options import ReadOptions
     from outbox_spark.streaming.directory import QueryDirectory
     from outbox_spark.writing.files import FileArea
     from outbox_spark.writing.staging import StagingArea
@@ -51,6 +52,7 @@ class QueryRun:
         files: for Parquet files.
         apply: what to do with a batch: collects effects.
         count: counts the messages of a range.
+        options: how messages are read; None where a batch has other rows.
         code: what to call the user's part in messages.
         handover: where the loop takes its batches.
 
@@ -63,6 +65,7 @@ class QueryRun:
     files: FileArea
     apply: Callable[[DataFrame, Effects], None]
     count: Callable[[OffsetRange], int]
+    options: ReadOptions | None
     code: str
     handover: Handover = field(default_factory=Handover)
     _last_batch: int = -1
@@ -157,7 +160,8 @@ class QueryRun:
             self.handover.offer(PreparedBatch(whole, None, 0))
             return
         todo = whole.after(self.stored)
-        effects = Effects(self.staging, self.files, todo)
+        messages = None if self.options is None else Messages(rows, self.options)
+        effects = Effects(self.staging, self.files, todo, messages)
         self.apply(rows, effects)
         self.handover.offer(PreparedBatch(todo, effects, self.count(todo)))
         if effects.pending:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from outbox_spark.offsets import OffsetRange
+    from outbox_spark.options import ReadOptions
     from outbox_spark.writing.files import FileArea, PendingFile
     from outbox_spark.writing.staging import Staged, StagingArea
     from outbox_worker.postgres.connection import Connection
@@ -29,14 +30,25 @@ class SqlEffect:
     staged: Staged
 
 
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """A batch's messages as they were read, and how to read them."""
+
+    rows: DataFrame
+    options: ReadOptions
+
+
 class Effects:
     """Given to `handle(messages, effects)`; each method may be called several times, in any order."""
 
-    def __init__(self, staging: StagingArea, files: FileArea, whole: OffsetRange) -> None:
-        """Begin a batch without effects."""
+    def __init__(
+        self, staging: StagingArea, files: FileArea, whole: OffsetRange, messages: Messages | None = None
+    ) -> None:
+        """Begin a batch without effects; `messages`: what it has, where that is what was read."""
         self._staging = staging
         self._files = files
         self._whole = whole
+        self._messages = messages
         self.statements: list[SqlEffect] = []
         self.pending: list[PendingFile] = []
 
@@ -71,7 +83,11 @@ class Effects:
         directory = Path(path)
         if not directory.is_absolute():
             raise HandlerError(f"{path!r} is not an absolute path: name a directory on a volume of spec.spark.volumes")
-        self.pending += self._files.write(rows, directory, self._whole)
+        if self._messages is not None and rows is self._messages.rows:
+            options, session = self._messages.options, rows.sparkSession
+            self.pending += self._files.write_messages(session, options, directory, self._whole)
+        else:
+            self.pending += self._files.write(rows, directory, self._whole)
 
     def list_files(self, connection: Connection) -> None:
         """Write the manifest of the files, in the transaction that is open on `connection`."""

@@ -1,11 +1,12 @@
 """Parquet files that appear with their checkpoint: hidden while written, listed in its transaction, renamed after it.
 
-`<path>/_outbox/<processor>/<epoch>-<attempt>/part-….parquet` is what Spark writes for one effect of one batch;
-directories whose name begins with `_` are passed over by readers of `<path>`. The files that Spark's own commit
-protocol leaves there are those of the tasks it counts as done. Each is listed in `spark_files` in the transaction
-that stores the checkpoint, and moved into `<path>` after it, under a name that no other file ever had: nothing is
-overwritten, and a reader meets each row at most once. After a crash the list says what is still to be moved; it is
-rolled forward before anything else is done.
+`<path>/_outbox/<processor>/<epoch>-<attempt>/part-….parquet` is what tasks write for one effect of one batch;
+directories whose name begins with `_` are passed over by readers of `<path>`. The files of the tasks that Spark
+counts as done are those that its own commit protocol leaves there, or, where tasks write messages as they read them
+(messages.py), those that they return. Each is listed in `spark_files` in the transaction that stores the checkpoint,
+and moved into `<path>` after it, under a name that no other file ever had: nothing is overwritten, and a reader meets
+each row at most once. After a crash the list says what is still to be moved; it is rolled forward before anything
+else is done.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from psycopg import sql
 
 from outbox_core.errors import PermanentError, TransientError
 from outbox_core.report import Reason
+from outbox_spark.writing.messages import write_messages
 from outbox_worker.postgres.errors import translated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from outbox_spark.offsets import OffsetRange
+    from outbox_spark.options import ReadOptions
     from outbox_worker.postgres.connection import Connection, ConnectionFiles
 
 _HIDDEN: Final = "_outbox"
@@ -84,25 +87,32 @@ class FileArea:
             TransientError: the driver does not see what the executors wrote.
 
         """
-        if path not in self._swept:
-            sweep_hidden(path, self._processor_id, self._epoch)
-            self._swept.add(path)
-        hidden = hidden_directory(path, self._processor_id, self._epoch)
+        hidden = self._begin(path)
         rows.write.mode("errorifexists").option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(
             file_uri(hidden)
         )
-        return self._collect(hidden, path, whole)
+        _check_seen(hidden, path)
+        counted = {file: pq.read_metadata(file).num_rows for file in sorted(hidden.glob("part-*.parquet"))}
+        return self._collect(counted, hidden, path, whole)
 
-    def _collect(self, hidden: Path, path: Path, whole: OffsetRange) -> list[PendingFile]:
-        if not hidden.is_dir():
-            raise TransientError(
-                f"the driver does not see {hidden}, which executors wrote: mount the same volume at {path} in "
-                "driver and executors (spark.volumes)",
-                reason=Reason.TARGET_UNAVAILABLE,
-            )
+    def write_messages(
+        self, session: SparkSession, options: ReadOptions, path: Path, whole: OffsetRange
+    ) -> list[PendingFile]:
+        """Have executors write a range's messages as they are; otherwise like `write`."""
+        hidden = self._begin(path)
+        counted = write_messages(session, options, whole, hidden)
+        _check_seen(hidden, path)
+        return self._collect(counted, hidden, path, whole)
+
+    def _begin(self, path: Path) -> Path:
+        if path not in self._swept:
+            sweep_hidden(path, self._processor_id, self._epoch)
+            self._swept.add(path)
+        return hidden_directory(path, self._processor_id, self._epoch)
+
+    def _collect(self, counted: Mapping[Path, int], hidden: Path, path: Path, whole: OffsetRange) -> list[PendingFile]:
         stem = f"{safe_name(self._processor_id)}-{whole.end.transaction_id}-{whole.end.position}-{hidden.name}"
-        counted = [(file, pq.read_metadata(file).num_rows) for file in sorted(hidden.glob("part-*.parquet"))]
-        filled = [(file, count) for file, count in counted if count]
+        filled = [(file, count) for file, count in counted.items() if count]
         if not filled:
             shutil.rmtree(hidden, ignore_errors=True)  # nothing of it is revealed, which would remove it
             return []
@@ -150,6 +160,15 @@ class FileArea:
                 names = [str(file.final) for file in files]
                 connection.execute(forget.format(self._manifest), (self._processor_id, names))
         return len(files)
+
+
+def _check_seen(hidden: Path, path: Path) -> None:
+    if not hidden.is_dir():
+        raise TransientError(
+            f"the driver does not see {hidden}, which executors wrote: mount the same volume at {path} in "
+            "driver and executors (spark.volumes)",
+            reason=Reason.TARGET_UNAVAILABLE,
+        )
 
 
 def reveal(files: Iterable[PendingFile]) -> None:
