@@ -77,14 +77,14 @@ def test_a_micro_batch_ends_where_its_bytes_are_reached(database: Database, orde
 def test_a_backlog_is_handled_in_large_batches_and_the_next_one_begins_at_once(
     drivers: Drivers, shared_jvm: SharedJvm, database: Database, orders: Orders, tmp_path: Path
 ) -> None:
-    """120,000 messages with the defaults but a trigger of a minute: three micro-batches, none waits for the trigger."""
-    orders.produce(120_000)
+    """220,000 messages with the defaults but a trigger of a minute: three micro-batches, none waits for the trigger."""
+    orders.produce(220_000)
     config = spark_config(database, tmp_path, target=COUNT, spark={"trigger": {"processingTime": "1m"}})
     del config["delivery"]["batchSize"]
     driver = drivers.launch(drivers.prepare(config, database.uri()), jvm=shared_jvm)
-    wait_until(lambda: handled(orders) >= 120_000 or driver.process.poll() is not None, "all is handled", PATIENCE)
+    wait_until(lambda: handled(orders) >= 220_000 or driver.process.poll() is not None, "all is handled", PATIENCE)
     rows = orders.connection.execute("SELECT messages, committed FROM public.batches ORDER BY committed").fetchall()
-    assert [messages for messages, _ in rows] == [50_000, 50_000, 20_000], driver.log()[-4000:]
+    assert [messages for messages, _ in rows] == [100_000, 100_000, 20_000], driver.log()[-4000:]
     took = (rows[-1][1] - rows[0][1]).total_seconds()
     assert took < 60, f"the second and third micro-batch took {took} s: they waited for the trigger"
     began = time.monotonic()

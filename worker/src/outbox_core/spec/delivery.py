@@ -281,7 +281,7 @@ class Delivery(SpecModel):
     batch_size: Annotated[int, Field(ge=1, le=LARGEST_BATCH)] | None = Field(
         None,
         description=(
-            "Most messages in one batch. Absent: 1000; for engine Spark 50000, or as many as have about 32 MB of data."
+            "Most messages in one batch. Absent: 1000; for engine Spark 100000, or as many as have about 32 MB of data."
         ),
     )
     batch_bytes: Bytes | None = Field(
