@@ -8,7 +8,7 @@ loop's.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
@@ -28,6 +28,7 @@ from outbox_spark.streaming.lineage import fetch_history, store_begin
 from outbox_spark.streaming.query import QueryRun
 from outbox_spark.streaming.resume import Resume, decide_resume
 from outbox_spark.writing.files import FileArea
+from outbox_spark.writing.messages import writes_as_read
 from outbox_spark.writing.staging import StagingArea
 from outbox_worker.handlers.handler import read_signature
 from outbox_worker.logs import get_logger
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch
+    from outbox_spark.offsets import OffsetRange
     from outbox_spark.options import ReadOptions
     from outbox_spark.streaming.handover import PreparedBatch
     from outbox_spark.streaming.resume import ResumeDecision
@@ -312,7 +314,9 @@ class SparkPipeline(InTransaction):
         else:
             raise HandlerError("engine Spark knows target.sql, target.parquet, or an application with handle()")
 
-    def _count(self, whole: Any) -> int:
+    def _count(self, whole: OffsetRange, effects: Effects) -> int:
+        if writes_as_read(self._config):
+            return sum(file.rows for file in effects.pending)
         return RangeReader(self._options()).fetch_count(whole)
 
     def _options(self) -> ReadOptions:

@@ -51,7 +51,7 @@ class QueryRun:
         staging: for rows on their way into the database.
         files: for Parquet files.
         apply: what to do with a batch: collects effects.
-        count: counts the messages of a range.
+        count: counts the messages of a range, of which there are these effects.
         options: how messages are read; None where a batch has other rows.
         code: what to call the user's part in messages.
         handover: where the loop takes its batches.
@@ -64,7 +64,7 @@ class QueryRun:
     staging: StagingArea
     files: FileArea
     apply: Callable[[DataFrame, Effects], None]
-    count: Callable[[OffsetRange], int]
+    count: Callable[[OffsetRange, Effects], int]
     options: ReadOptions | None
     code: str
     handover: Handover = field(default_factory=Handover)
@@ -163,7 +163,7 @@ class QueryRun:
         messages = None if self.options is None else Messages(rows, self.options)
         effects = Effects(self.staging, self.files, todo, messages)
         self.apply(rows, effects)
-        self.handover.offer(PreparedBatch(todo, effects, self.count(todo)))
+        self.handover.offer(PreparedBatch(todo, effects, self.count(todo, effects)))
         if effects.pending:
             self.files.roll_forward()
         if effects.statements:
