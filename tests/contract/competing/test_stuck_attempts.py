@@ -9,12 +9,11 @@ import psycopg
 from outbox_core.processor.outcomes import CommitUnknown, Failed
 from outbox_worker.postgres.transactions.transaction import TransactionRunner
 from tests.support.database.consuming import KEY, OVER, claim, cut, join, left, produce, taker
+from tests.support.database.copying import COPY, wait_for_copy
 from tests.support.servers.postgres import EVERYWHERE
 
-COPY = "COPY outbox.messages (message_type, data) FROM STDIN"
 
-
-def copy_and_wait(connection, claimed, meanwhile):
+def copy_and_wait(database, connection, claimed, meanwhile):
     """What came of a transaction of the batch that waits for its client in a COPY, while something else is done."""
 
     def copy(transaction):
@@ -23,6 +22,7 @@ def copy_and_wait(connection, claimed, meanwhile):
             contextlib.suppress(psycopg.OperationalError, ValueError),
             transaction.connection.cursor().copy(COPY) as copying,
         ):
+            wait_for_copy(database)
             meanwhile()
             copying.write("m\t{}\n")
         return 1
@@ -47,7 +47,7 @@ def test_what_waits_in_a_copy_is_ended_by_the_next_attempt_of_its_batch_and_by_n
         ended.append(one.end_stuck_attempts(connection, first).ended)
         ended.append(two.end_stuck_attempts(connection, again).ended)
 
-    happened = copy_and_wait(each_database.connect(), first, take_over)
+    happened = copy_and_wait(each_database, each_database.connect(), first, take_over)
 
     assert ended == [0, 0, 0, 1]
     assert isinstance(happened, CommitUnknown | Failed)
@@ -69,7 +69,7 @@ def test_what_another_role_left_stuck_is_named_with_the_grants_that_are_missing(
         found.append(two.end_stuck_attempts(connection, again))
         frozen.cancel()
 
-    copy_and_wait(frozen, first, take_over)
+    copy_and_wait(database, frozen, first, take_over)
 
     (stuck,) = found
     assert stuck.ended == 0

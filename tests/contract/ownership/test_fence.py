@@ -16,6 +16,7 @@ from outbox_worker.postgres.ownership.leases import Stuck, end_stuck_transaction
 from outbox_worker.postgres.transactions.transaction import StoreRequest, TransactionRunner
 from tests.support.database.concurrency import background, wait_until_blocked
 from tests.support.database.contract import NOT_OWNER, NOTHING, STORED, own, put, store, stored
+from tests.support.database.copying import COPY, wait_for_copy
 from tests.support.servers.postgres import EVERYWHERE, wait_until
 
 KEY = ProcessorKey("outbox", "orders")
@@ -182,9 +183,10 @@ def test_what_waits_in_a_copy_is_ended_once_its_lease_lapsed_and_not_before(each
     asked, ended = {1: None, 0: None, 2: 7}, []
 
     def copy_and_wait(transaction):
-        copying = transaction.connection.cursor().copy("COPY outbox.messages (message_type, data) FROM STDIN")
+        copying = transaction.connection.cursor().copy(COPY)
         # Behind PgBouncer psycopg stumbles over two errors at once.
         with contextlib.suppress(psycopg.OperationalError, ValueError), copying as copy:
+            wait_for_copy(each_database)
             ended.append(end_stuck_transactions(standby, KEY, asked).ended)
             each_database.direct().execute(LAPSE)
             assert standby.execute(ACQUIRE, (NEW,)).fetchone() == (False, epoch)
@@ -216,8 +218,9 @@ def test_what_another_role_left_stuck_is_named_with_the_grants_that_are_missing(
     found = []
 
     def copy_and_wait(transaction):
-        copying = transaction.connection.cursor().copy("COPY outbox.messages (message_type, data) FROM STDIN")
+        copying = transaction.connection.cursor().copy(COPY)
         with contextlib.suppress(psycopg.OperationalError), copying as copy:
+            wait_for_copy(database)
             found.append(end_stuck_transactions(standby, KEY, {0: None}))
             admin.execute(LAPSE)
             found.append(end_stuck_transactions(standby, KEY, {0: None}))
