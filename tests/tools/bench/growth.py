@@ -1,9 +1,9 @@
-"""Measures whether messages take longer where there is more of something: rows, keys, partitions, bytes.
+"""Measures whether messages cost more where there is more of something: rows, keys, partitions, bytes.
 
 Each line of a case is one processor in two outboxes, one with little of it and one with much. A processor begins with
 the first row, so that all others wait ahead of it; in the middle; or behind the last row, and handles what comes then.
-Each is paused but for its turns. The time is that between the first
-batch of a run and its last, in the target, where each batch leaves the moment at which it was stored.
+Each is paused but for its turns. What is compared is the processor time of the worker and of PostgreSQL:
+how long a disk takes for a commit differs from one second to the next by more than any of this.
 """
 
 from __future__ import annotations
@@ -26,25 +26,22 @@ from tests.tools.ledger.account import Order, compare
 if TYPE_CHECKING:
     import psycopg
 
-    from tests.tools.bench.candidates.tables import Numbers
+    from tests.tools.bench.candidates.targets import Target
     from tests.tools.bench.case import Case, Options
     from tests.tools.bench.servers import Place
     from tests.tools.bench.turns import Turns
     from tests.tools.ledger.account import Handled
 
-_ROWS = 40_000
+_ROWS = 60_000
 """Handled in each run, at least, where messages have the usual size."""
 _BYTES = 160_000_000
 """Handled in each run, about, where they have another: several batches, however large they are."""
-_TIME = """
-SELECT extract(epoch FROM max(stored) - min(stored)) / (sum(counted) - (array_agg(counted ORDER BY batch))[1])
-FROM {} WHERE batch > %s"""
 
 
 def build_figures(little: str, much: str, unit: str = "1,000 messages") -> tuple[Figure, ...]:
-    """Return what each run measures: the time in both outboxes, and the one divided by the other."""
-    times = (Figure(f"ms for {unit}, {each}", higher_is_better=False) for each in (little, much))
-    return (*times, Figure("times as long", higher_is_better=False))
+    """Return what each run measures: the processor time in both outboxes, and the one divided by the other."""
+    times = (Figure(f"CPU ms for {unit}, {each}", higher_is_better=False) for each in (little, much))
+    return (*times, Figure("times as much", higher_is_better=False))
 
 
 class Outbox:
@@ -58,7 +55,7 @@ class Outbox:
         self.run = _ROWS if usual else _BYTES // message_bytes
         """Rows that are handled in a run."""
         self.unit = 1_000 if usual else 1_000_000 / message_bytes
-        """Messages of which the time is told."""
+        """Messages of which the processor time is told."""
         self._row = rows.make_row(keys, message_bytes)
         self.stored = 0
         self._opened: tuple[Place, psycopg.Connection[Any]] | None = None
@@ -85,10 +82,9 @@ class Grown(OurWorker):
     """Our worker over such an outbox; `behind`: the part of the outbox's rows before which it does not begin."""
 
     def __init__(
-        self, line: str, outbox: Outbox, target: Numbers, order: Order, *, delivery: dict[str, Any],
+        self, line: str, outbox: Outbox, target: Target, order: Order, *, delivery: dict[str, Any],
         source: dict[str, Any] | None = None, behind: float = 0.0, is_much: bool = False,
     ) -> None:  # fmt: skip
-        self.numbers = target
         self.outbox = outbox
         self.first = int(outbox.size * behind) + 1
         self.next = self.first
@@ -141,8 +137,8 @@ def measure(case: Case, place: Place, options: Options) -> Measured:
             result.peak_mb = turns.peak_mb(line.much)
         runs = sorted({f"{each.much.outbox.run:,}" for each in lines}, key=len, reverse=True)
         measured.notes.append(
-            f"{len(measured.results[0].turns)} runs of at least {' or '.join(runs)} messages, without the first batch "
-            "of each; CPU times and memory are those where there is much; the ledger is read at the end"
+            f"{len(measured.results[0].turns)} runs of at least {' or '.join(runs)} messages; the memory is the worker's "
+            "where there is much; the ledger is read at the end"
         )
         return measured
 
@@ -157,24 +153,22 @@ def _take_round(turns: Turns, lines: dict[Line, Result], case: Case) -> dict[Lin
 
 
 def _take_turn(turns: Turns, line: Line, case: Case) -> Turn:
-    (little, _), (much, cpu) = (_time(turns, each) for each in (line.little, line.much))
+    little, much = (_spend(turns, each) for each in (line.little, line.much))
     say(f"{line.little.line}: {little:.2f} ms, {much:.2f} ms where there is much")
-    return Turn(dict(zip((each.name for each in case.figures), (little, much, much / little), strict=True)), cpu)
+    return Turn(dict(zip((each.name for each in case.figures), (little, much, much / little), strict=True)), {})
 
 
-def _time(turns: Turns, candidate: Grown) -> tuple[float, dict[str, float]]:
-    """Let it handle some rows; return the milliseconds for a unit of them, and the CPU microseconds of a message."""
-    before, first, batch = turns.cpu(candidate), candidate.next, _last_batch(candidate)
+def _spend(turns: Turns, candidate: Grown) -> float:
+    """Let it handle some rows; return the milliseconds of processor time for a unit of them."""
+    turns.settle()
+    before, first = sum(turns.cpu(candidate).values()), candidate.next
     wanted = candidate.next - candidate.first + candidate.outbox.run
     turns.resume([candidate])
     wait_until(lambda: candidate.count() >= wanted, f"{candidate.name} has handled {wanted:,}", 600)
     turns.pause([candidate])
     candidate.next = candidate.first + candidate.count()
-    done = candidate.next - first
-    cpu = {name: (after - before[name]) * 1e6 / done for name, after in turns.cpu(candidate).items()}
-    found = candidate.numbers.connection.execute(_TIME.format(candidate.numbers.table), (batch,)).fetchone()
-    assert found is not None
-    return float(found[0]) * 1000 * candidate.outbox.unit, cpu
+    spent = sum(turns.cpu(candidate).values()) - before
+    return spent * 1000 / (candidate.next - first) * candidate.outbox.unit
 
 
 def _judge(candidate: Grown) -> str:
@@ -188,8 +182,3 @@ def _judge(candidate: Grown) -> str:
     last = max((int(each.message_id[2:]) for each in found), default=0)
     wanted = [row for row in rows.committed(candidate.first, last, keys) if row.sequence <= reached.get(row.key, 0)]
     return rows.describe(compare("", wanted, found, order=Order.KEY))
-
-
-def _last_batch(candidate: Grown) -> int:
-    row = candidate.numbers.connection.execute(f"SELECT max(batch) FROM {candidate.numbers.table}").fetchone()
-    return row[0] or 0 if row else 0

@@ -78,12 +78,9 @@ class SqlRows(Table):
 
 
 class Numbers(Table):
-    """A table with the numbers of each batch, and when it was stored."""
+    """A table with the numbers of each batch."""
 
-    columns = (
-        "batch bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, ns bigint[], counted bigint, "
-        "stored timestamptz NOT NULL DEFAULT clock_timestamp()"
-    )
+    columns = "batch bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, ns bigint[], counted bigint"
     counted = "sum(counted)"
 
     @override

@@ -1,4 +1,4 @@
-"""The time of a batch where there is little of something and where there is much."""
+"""What messages cost where there is little of something and where there is much."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _FEW, _MANY = 10_000, 10_000_000
 _WAITING = 100_000
 """Rows that wait where their number is not what is measured."""
+_COMPARED = "Compared is the processor time of worker and PostgreSQL; `times as much` is the one divided by the other, run by run."
 _EIGHT: dict[str, Any] = {"mode": "Partitioned", "partitions": {"count": 8}}
 _MODES: dict[str, tuple[Order, dict[str, Any], dict[str, Any]]] = {
     "Ordered, cursor Snapshot": (Order.COMMIT, {"cursor": "Snapshot"}, {}),
@@ -75,9 +76,9 @@ ROWS = Case(
     name="growth",
     title="A table that grows",
     about=(
-        f"The time of 1,000 messages that a SQL statement sums in batches of 1,000, where {_FEW:,} rows wait (ahead of "
-        f"the cursor) or were handled before (behind it), and where {_MANY:,} do. `times as long` is the one divided "
-        "by the other, run by run: 1.00 means that the table's size costs nothing."
+        f"Messages are summed by a SQL statement in batches of 1,000, where {_FEW:,} rows wait (ahead of the cursor) or "
+        f"were handled before (behind it), and where {_MANY:,} do. {_COMPARED} 1.00 means that the table's size costs "
+        "nothing."
     ),
     candidates=_by_rows,
     measure=growth.measure,
@@ -87,8 +88,8 @@ KEYS = Case(
     name="growth-keys",
     title="One key, and ten thousand",
     about=(
-        "The time of 1,000 messages that a Python handler gets in batches of 1,000, where all have the same key and "
-        "where they have 10,000. With one key one of eight partitions has all messages."
+        "A Python handler gets messages in batches of 1,000, where all have the same key and where they have 10,000. "
+        f"With one key one of eight partitions has all messages. {_COMPARED}"
     ),
     candidates=_by_keys,
     measure=growth.measure,
@@ -97,7 +98,7 @@ KEYS = Case(
 PARTITIONS = Case(
     name="growth-partitions",
     title="Two partitions, and 64",
-    about="The time of 1,000 messages that a Python handler gets, in a process with 2 and 64 partitions.",
+    about=f"A Python handler gets messages in a process with 2 and with 64 partitions. {_COMPARED}",
     candidates=_by_partitions,
     measure=growth.measure,
     figures=build_figures("2 partitions", "64 partitions"),
@@ -106,8 +107,8 @@ BYTES = Case(
     name="growth-bytes",
     title="Small messages, and large ones",
     about=(
-        "The time of 1 MB of messages that a Python handler gets, where they have 1 kB and where they have more. The "
-        "text of a message compresses well. A batch has at most 1,000 messages and 16 MiB."
+        "A Python handler gets messages of 1 kB and larger ones; their text compresses well. A batch has at most 1,000 "
+        f"messages and 16 MiB. {_COMPARED}"
     ),
     candidates=_by_bytes,
     measure=growth.measure,
