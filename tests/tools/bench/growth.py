@@ -137,8 +137,8 @@ def measure(case: Case, place: Place, options: Options) -> Measured:
             result.peak_mb = turns.peak_mb(line.much)
         runs = sorted({f"{each.much.outbox.run:,}" for each in lines}, key=len, reverse=True)
         measured.notes.append(
-            f"{len(measured.results[0].turns)} runs of at least {' or '.join(runs)} messages; the memory is the worker's "
-            "where there is much; the ledger is read at the end"
+            f"{len(measured.results[0].turns)} runs of at least {' or '.join(runs)} messages; the memory is the "
+            "worker's where there is much; the ledger is read at the end"
         )
         return measured
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _FEW, _MANY = 10_000, 10_000_000
 _WAITING = 100_000
 """Rows that wait where their number is not what is measured."""
-_COMPARED = "Compared is the processor time of worker and PostgreSQL; `times as much` is the one divided by the other, run by run."
+_COMPARED = "Compared is the processor time of worker and PostgreSQL, run by run."
 _EIGHT: dict[str, Any] = {"mode": "Partitioned", "partitions": {"count": 8}}
 _MODES: dict[str, tuple[Order, dict[str, Any], dict[str, Any]]] = {
     "Ordered, cursor Snapshot": (Order.COMMIT, {"cursor": "Snapshot"}, {}),
@@ -76,9 +76,9 @@ ROWS = Case(
     name="growth",
     title="A table that grows",
     about=(
-        f"Messages are summed by a SQL statement in batches of 1,000, where {_FEW:,} rows wait (ahead of the cursor) or "
-        f"were handled before (behind it), and where {_MANY:,} do. {_COMPARED} 1.00 means that the table's size costs "
-        "nothing."
+        f"Messages are summed by a SQL statement in batches of 1,000, where {_FEW:,} rows wait (ahead of the cursor) "
+        f"or were handled before (behind it), and where {_MANY:,} do. {_COMPARED} `times as much`: 1.00 means that the "
+        "table's size costs nothing."
     ),
     candidates=_by_rows,
     measure=growth.measure,
