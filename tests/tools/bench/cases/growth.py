@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tests.tools.bench.case import Candidate
 
 _FEW, _MANY = 10_000, 10_000_000
-_WAITING = 100_000
-"""Rows that wait where their number is not what is measured."""
 _COMPARED = "Compared is the processor time of worker and PostgreSQL, run by run."
 _EIGHT: dict[str, Any] = {"mode": "Partitioned", "partitions": {"count": 8}}
 _MODES: dict[str, tuple[Order, dict[str, Any], dict[str, Any]]] = {
@@ -40,7 +38,7 @@ def _by_rows() -> list[Candidate]:
 
 
 def _by_keys() -> list[Candidate]:
-    one, many = Outbox(_WAITING, keys=1), Outbox(_WAITING, keys=10_000)
+    one, many = Outbox(keys=1), Outbox(keys=10_000)
     return [
         Grown(name, outbox, PythonNumbers(), order, source=source, delivery=delivery, is_much=outbox is many)
         for name, (order, source, delivery) in _MODES.items()
@@ -49,7 +47,7 @@ def _by_keys() -> list[Candidate]:
 
 
 def _by_partitions() -> list[Candidate]:
-    outbox = Outbox(_WAITING)
+    outbox = Outbox()
     return [
         Grown(
             f"Partitioned, cursor {cursor}", outbox, PythonNumbers(), Order.KEY,
