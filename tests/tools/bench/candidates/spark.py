@@ -65,9 +65,8 @@ class OurSpark(Candidate):
     ours = True
     order = Order.NONE
 
-    def __init__(self, name: str, *, batch: int | None = None) -> None:
-        super().__init__(name, f"looks every 200 ms{f', batchSize: {batch}' if batch else ''}")
-        self._batch = batch
+    def __init__(self) -> None:
+        super().__init__("engine Spark", "looks every 200 ms")
         self._drivers: Drivers | None = None
 
     @override
@@ -83,8 +82,6 @@ class OurSpark(Candidate):
             spark={"config": {}},
         )  # fmt: skip
         config["delivery"].pop("batchSize")
-        if self._batch:
-            config["delivery"]["batchSize"] = self._batch
         self._drivers = Drivers(folder, environment={"OUTBOX_SPARK_DRIVER_MEMORY": _HEAP})
         self._drivers.launch(self._drivers.prepare(config, place.database.uri()))
         self._driver().wait_for("the driver is at work", lambda report: report.state == "Active", PATIENCE)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _candidates() -> list[Candidate]:
-    return [OurSpark("engine Spark"), OurSpark("engine Spark, batch 100000", batch=100_000), SparkJdbc()]
+    return [OurSpark(), SparkJdbc()]
 
 
 SPARK = Case(
