@@ -229,7 +229,7 @@ def test_what_is_aside_in_a_range_is_looked_up_by_key_or_read_once(any_database,
 
 @pytest.mark.parametrize("fields", [each.values[0] for each in FILTERS[:4]], ids=[each.id for each in FILTERS[:4]])
 def test_a_batch_in_the_middle_of_the_table_is_no_scan_of_it(seeded, fields):
-    """Of two compared rows the planner takes a quarter of the table to lie between them, whatever their pairs are."""
+    """The planner takes a quarter of the table to lie between two compared rows there, also where few messages do."""
     choose_statistics(seeded.direct(), "outbox.messages", wanted=True)
     source, after = build_source(**fields), Checkpoint(300, 0)
     reader, connection = MessageReader(source), seeded.connect()

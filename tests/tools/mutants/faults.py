@@ -96,7 +96,7 @@ DATABASE: Final = (
         "tests/contract/competing/test_competing.py::test_completion_failure_and_heartbeat_check_owner_and_attempt[18-attempt]",
     ),
     fault(
-        "a consumer claims what it read ahead, whatever was handed out meanwhile",
+        "a consumer claims what it read ahead, also where another batch was handed out meanwhile",
         f"{WORKER}/postgres/reading/dispatch_reader.py",
         "if self._page is not None and self._page[0] == wanted:",
         "if self._page is not None:",

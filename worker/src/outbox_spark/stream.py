@@ -47,7 +47,7 @@ class StreamBuilder:
             "connection": str(self._directory),
             "source": self._config.source.model_dump_json(by_alias=True),
             "interval": str(self._config.plan.trigger.processing_time.total_seconds()),
-            # Rows that nobody reads need no pieces.
+            # Where tasks read messages themselves, none reads the stream's rows: they need no pieces.
             "partitions": str(1 if writes_as_read(self._config) else self._config.plan.partitions),
             "start": str(start),
             "floor": str(floor),
