@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from typing_extensions import override
 
 from outbox_worker.postgres import identity
 from outbox_worker.postgres.reading.ahead import ReadAhead
@@ -34,6 +35,7 @@ class CountedAhead(ReadAhead):
 
     asked = 0
 
+    @override
     def send(self, *arguments):
         self.asked += 1
         super().send(*arguments)
