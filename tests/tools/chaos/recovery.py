@@ -64,7 +64,11 @@ def measure(struck: Sequence[Struck], cases: Sequence[Case], seen: Mapping[str, 
                 continue
             seconds = _until_it_goes_on(one, seen[case.name])
             until = one.counts_from + (seconds or 0)
-            if any(other is not one and _meets(other, case, one.began, until) for other in struck):
+            # The number of partitions follows a change of the resource when each owner has stopped: that may be later.
+            divided = one.fault.kind not in _DIVISIONS and any(
+                one.counts_from < at < until for at in seen[case.name].changes
+            )
+            if divided or any(other is not one and _meets(other, case, one.began, until) for other in struck):
                 found.append(Recovery(one.fault.kind, case.name, None, overlapped=True))
             else:
                 found.append(Recovery(one.fault.kind, case.name, seconds))
@@ -72,6 +76,7 @@ def measure(struck: Sequence[Struck], cases: Sequence[Case], seen: Mapping[str, 
 
 
 _KILLS: Final = (Kind.KILL, Kind.KILL_IN_BATCH)
+_DIVISIONS: Final = (Kind.DIVIDE, Kind.DIVIDE_FROZEN)
 _STOPS: Final = (*_KILLS, Kind.FREEZE, Kind.FREEZE_IN_BATCH)
 
 
@@ -99,7 +104,7 @@ def _until_it_goes_on(one: Struck, seen: Seen) -> float | None:
         if not all(message in seen.messages for message in one.messages):
             return None
         return max(0.0, *(seen.messages[message] - one.counts_from for message in one.messages))
-    if one.fault.kind in (Kind.DIVIDE, Kind.DIVIDE_FROZEN):
+    if one.fault.kind in _DIVISIONS:
         return next((at - one.counts_from for at in seen.changes if at > one.counts_from), None)
     return _until_effect(one, seen.effects)
 

@@ -57,6 +57,14 @@ def test_a_fault_before_the_recovery_makes_it_nobodys() -> None:
     assert second == Recovery(Kind.CUT, "a", None, overlapped=False), "after it partition 0 has no effect any more"
 
 
+def test_a_change_of_the_number_of_partitions_that_comes_meanwhile_makes_it_nobodys() -> None:
+    """Each owner stops for it, those that just took over too."""
+    seen = {"a": Seen({0: [99.0, 101.5]}, changes=[101.0])}
+    assert measure([make_struck(partitions=(0,))], CASES[:1], seen) == [Recovery(Kind.KILL, "a", None, overlapped=True)]
+    later = {"a": Seen({0: [99.0, 101.5]}, changes=[102.0])}
+    assert measure([make_struck(partitions=(0,))], CASES[:1], later) == [Recovery(Kind.KILL, "a", 1.5)]
+
+
 def test_a_fault_of_another_case_or_one_that_did_nothing_takes_nothing_away() -> None:
     others = [make_struck(case="b", began=101.0, ended=101.0), make_struck(began=101.0, ended=101.0, harmless=True)]
     assert measure([make_struck(partitions=(1,)), *others], CASES, SEEN)[0].seconds == 3.0
