@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tests.support.processes import memory_mb
-from tests.support.servers.postgres import wait_until
 from tests.tools.bench.processes import cpu_of_tree, send
 
 if TYPE_CHECKING:
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from tests.tools.bench.case import Candidate, Case
     from tests.tools.bench.servers import Place
 
-_IN_TRANSACTION = (
-    "SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend' "
+_AT_WORK = (
+    "SELECT application_name, state, coalesce(wait_event, ''), left(query, 100) FROM pg_stat_activity "
+    "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend' "
     "AND (state LIKE 'idle in transaction%' OR state = 'active') AND application_name NOT LIKE '% waiting'"
 )
 """Sessions that do something; but for those in which our workers wait for the log, which holds no one up."""
+_ANSWERED = 0.05
+"""Seconds in which the server answers what was sent before a process was stopped."""
 CALM = 0.05
 """Part of a processor that servers with nothing to do may use."""
 SETTLED = 3.0
@@ -70,19 +73,31 @@ class Turns:
 
 
 def pause(connection: psycopg.Connection[Any], candidates: Sequence[Candidate]) -> None:
-    """Stop them where no session holds anything open: the one at work would wait for it."""
+    """Stop them where no session holds anything open: the one at work would wait for it.
+
+    A worker that reads ahead is seldom there: its second session ends with what it sends, which only a worker that runs
+    takes. So it is tried often.
+    """
     pids = [pid for each in candidates for pid in each.pids().values()]
-
-    def holds_nothing() -> bool:
+    until = time.monotonic() + 60
+    while True:
         send(pids, signal.SIGSTOP)
-        time.sleep(0.05)  # what was sent is answered
-        row = connection.execute(_IN_TRANSACTION).fetchone()
-        if row is not None and row[0] == 0:
-            return True
+        if not (at_work := _find_sessions(connection)):
+            return
         send(pids, signal.SIGCONT)
-        return False
+        assert time.monotonic() < until, f"the paused candidates still work: {at_work}"
+        time.sleep(random.uniform(0, 0.02))  # another moment of a batch
 
-    wait_until(holds_nothing, "the paused candidates have no open transaction")
+
+def _find_sessions(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
+    """Return the sessions that do not end what they do while their processes are stopped."""
+    until = time.monotonic() + _ANSWERED
+    while True:
+        is_answered = time.monotonic() > until
+        found = connection.execute(_AT_WORK).fetchall()
+        if is_answered or any(state != "active" or wait == "ClientWrite" for _, state, wait, _ in found):
+            return found
+        time.sleep(_ANSWERED / 10)
 
 
 @contextmanager
