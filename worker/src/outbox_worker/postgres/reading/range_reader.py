@@ -6,12 +6,16 @@ nothing, in this process or in any other. What it does not see is in its list of
 after it, and so belongs to a later range. No reader waits for a transaction.
 
 The transaction ids of a range are a few and an interval (`read_range.Lookup`): a small range costs its own keys, on the
-index (transaction_id, position), sorted by position. A range too large for that, a backlog, is read along the index of
+index (transaction_id, position), sorted by position; where that finds more than a page, the later pages are read by the
+positions that it found. A range too large for that, a backlog, is read along the index of
 positions where its messages lie close together, and else by sorting all of its keys.
 """
 
 from __future__ import annotations
 
+import time
+from array import array
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +30,8 @@ from outbox_worker.postgres.call import fetch_row, fetch_rows
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.payloads import compose_messages, shipped_columns
 from outbox_worker.postgres.reading.range_scan import NOTHING_FOUND, SIZE, Limits, RangeScan
-from outbox_worker.postgres.reading.read_range import Lookup, Templates, Walk, array
+from outbox_worker.postgres.reading.read_range import Lookup, Templates, Walk, array_text
+from outbox_worker.postgres.reading.shared_look import FRESH, Found, read_numbers
 from outbox_worker.postgres.reading.snapshots import (
     check_snapshot,
     fetch_news,
@@ -41,10 +46,11 @@ if TYPE_CHECKING:
 
     from outbox_core.spec import Source, StartFrom
     from outbox_worker.postgres.connection import Connection
-    from outbox_worker.postgres.reading.shared_look import Found, PartitionLook
+    from outbox_worker.postgres.reading.shared_look import PartitionLook
 
     FetchRows = Callable[[Connection, sql.Composed, int | None], list[tuple[Any, ...]]]
 
+_NULL: Final = sql.SQL("NULL::bigint").format()
 _OFTEN: Final = 3
 SPARSE: Final = 10
 """A page by position that holds less than one in so many of what was asked for is sought by sorting."""
@@ -66,6 +72,24 @@ class _Page:
     reached: int | None = None
     messages: tuple[Message, ...] = ()
     positions: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _RangeList:
+    """Where all messages of one small range are, which the look for a page of it found."""
+
+    connection: Connection
+    ends: tuple[str | None, str | None]
+    until: float
+    positions: array[int]
+
+    def page(self, connection: Connection | None, span: SnapshotRange, size: int) -> Found | None:
+        """Return a page of a range, read on this connection or on any (None); None: it is not of this list."""
+        is_same = (connection is None or connection is self.connection) and (span.lower, span.upper) == self.ends
+        if not is_same or time.monotonic() >= self.until:
+            return None
+        begin = bisect_right(self.positions, span.after)
+        return Found(list(self.positions[begin : begin + size]), None, None)
 
 
 class SnapshotReader:
@@ -103,6 +127,7 @@ class SnapshotReader:
         """The snapshot taken last is of a moment when no transaction was in progress."""
         self._opened: tuple[Connection, Checkpoint, str | None, str | None] | None = None
         self._shared = look
+        self._range_list: _RangeList | None = None
 
     def fetch(self, connection: Connection, after: Checkpoint, limit: int) -> Batch:
         """Return at most `limit` messages after `after`, with payloads as text, and how far was examined."""
@@ -144,7 +169,7 @@ class SnapshotReader:
         if upper is None:
             return self._scan.nothing(columns())
         span = old if old.upper == upper else SnapshotRange(old.end, upper)
-        if new.plan is not Plan.BY_POSITION:
+        if new.plan is not Plan.BY_POSITION and positions is None:
             lookup = Lookup(span.lower, span.upper, span.position, new.position)
             return self._templates.fill(
                 f"{name} {new.plan.value}", lookup, lambda: self._scan.matching(columns(), lookup, new.plan)
@@ -194,7 +219,7 @@ class SnapshotReader:
 
     def forget(self) -> None:
         """Open the next range anew: the server may hand out again ids that the former one takes for over."""
-        self._opened = None
+        self._opened = self._range_list = None
 
     def _open(self, connection: Connection, after: Checkpoint, end: str | None) -> str | None:
         if self._opened is not None:
@@ -229,8 +254,10 @@ class SnapshotReader:
         size = limit if self._scan.types is None else max(limit, self._limits.typed)
 
         def look(by: Plan) -> _Page:
-            if by is Plan.BY_POSITION and self._shared is not None:
+            found = self._recall(connection, span, by, size)
+            if found is None and by is Plan.BY_POSITION and self._shared is not None:
                 found = self._shared.find(connection, self._scan, span, size, self._limits.ahead)
+            if found is not None:
                 return self._listed(connection, span, found, with_messages=with_messages)
             if with_messages:
                 return self._fetch(connection, span, by, size)
@@ -243,7 +270,7 @@ class SnapshotReader:
         end = page.reached if page.examined == page.rows else page.position
         whole = end is None and page.rows < size
         if whole:
-            window = SnapshotRange(span.upper, plan=by)
+            window, self._range_list = SnapshotRange(span.upper, plan=by), None
         else:
             window = SnapshotRange(span.lower, span.upper, page.position if end is None else end, by)
         examined = Checkpoint(0, after.position + max(1, page.examined), window)
@@ -261,13 +288,28 @@ class SnapshotReader:
 
     def _listed(self, connection: Connection, span: SnapshotRange, found: Found, *, with_messages: bool) -> _Page:
         """Make the page of which it is known where its messages are; some may be gone."""
-        positions, count = array(found.positions), len(found.positions)
+        positions, count = array_text(found.positions), len(found.positions)
         last = found.positions[-1] if count else span.after
         messages: tuple[Message, ...] = ()
+        delayed = found.delayed
         if with_messages and count:
             messages = build_messages(self._fetch_rows(connection, self._listed_page(span, positions), count))
+            delayed = _count_delayed(messages)
+        elif count and delayed is None:
+            delayed = self._examine(connection, span, Plan.BY_TRANSACTION, count, count, among=positions).delayed
         matched = len(messages) if with_messages else count
-        return _Page(0, count, count, last, matched, found.delayed, found.reached, messages, positions)
+        return _Page(0, count, count, last, matched, delayed or 0, found.reached, messages, positions)
+
+    def _recall(self, connection: Connection | None, span: SnapshotRange, plan: Plan, size: int) -> Found | None:
+        if plan is not Plan.BY_TRANSACTION or self._range_list is None:
+            return None
+        return self._range_list.page(connection, span, size)
+
+    def _list(self, connection: Connection, span: SnapshotRange, positions: str | None) -> None:
+        """Keep where the messages of the range are, of which the page just read is not the last."""
+        if positions is not None:
+            found = array("q", sorted(read_numbers(positions)))
+            self._range_list = _RangeList(connection, (span.lower, span.upper), time.monotonic() + FRESH, found)
 
     def _listed_page(self, span: SnapshotRange, positions: str) -> sql.Composed:
         walk = Walk(span.lower, span.upper, span.position, among=positions)
@@ -284,10 +326,14 @@ class SnapshotReader:
         None: it looks along the positions before it.
         """
         plan = _first_plan(window, window.plan)
-        if self._shared is None or plan is not Plan.BY_POSITION:
-            return self._page_statement("fetch_page", window, plan, limit)
-        found = self._shared.recall(window, limit)
-        return self._listed_page(window, array(found.positions)) if found is not None else None
+        found = self._recall(None, window, plan, limit)
+        if found is None:
+            if self._shared is None or plan is not Plan.BY_POSITION:
+                return self._page_statement("fetch_page", window, plan, limit)
+            found = self._shared.recall(window, limit)
+        if found is None or len(found.positions) < limit:
+            return None
+        return self._listed_page(window, array_text(found.positions))
 
     def _find(self, span: SnapshotRange, size: int, look: Callable[[Plan], _Page]) -> tuple[_Page, Plan]:
         """Choose how to find the page."""
@@ -305,42 +351,62 @@ class SnapshotReader:
 
     def _fetch(self, connection: Connection, span: SnapshotRange, plan: Plan, size: int) -> _Page:
         result = self._fetch_rows(connection, self._page_statement("fetch_page", span, plan, size), size)
-        messages = build_messages([row[2:] for row in result if row[2] is not None])
+        messages = build_messages([row[3:] for row in result if row[3] is not None])
         position = messages[-1].position if messages else span.after
         count = len(messages)
-        delayed = sum(message.deliver_after is not None for message in messages)
-        looked_at, reached = result[0][:2]
-        return _Page(looked_at, count, count, position, count, delayed, reached, messages)
+        looked_at, reached, listed = result[0][:3]
+        self._list(connection, span, listed)
+        return _Page(looked_at, count, count, position, count, _count_delayed(messages), reached, messages)
 
-    def _examine(self, connection: Connection, span: SnapshotRange, plan: Plan, size: int, limit: int) -> _Page:
+    def _examine(
+        self, connection: Connection, span: SnapshotRange, plan: Plan, size: int, limit: int, among: str | None = None
+    ) -> _Page:
         name = "examine_page" if self._scan.types is None else "examine_filtered_page"
-        row = fetch_row(connection, self._page_statement(name, span, plan, size), {"limit": limit})
-        looked_at, position, examined, matched, delayed, count, reached, found = row or (0, None, *(0,) * 4, None, None)
+        row = fetch_row(connection, self._page_statement(name, span, plan, size, among), {"limit": limit})
+        nothing = (0, None, *(0,) * 4, *(None,) * 3)
+        looked_at, position, examined, matched, delayed, count, reached, found, listed = row or nothing
+        self._list(connection, span, listed)
+        if listed is not None and (all_of_it := self._recall(connection, span, plan, size)) is not None:
+            found = array_text(all_of_it.positions)
         last = span.after if position is None else position
         return _Page(looked_at, count, examined or 0, last, matched or 0, delayed or 0, reached, positions=found)
 
-    def _page_statement(self, name: str, span: SnapshotRange, plan: Plan, size: int) -> sql.Composed:
-        is_walk, limits, scan = plan is Plan.BY_POSITION, self._limits, self._scan
-        walk = Walk(span.lower, span.upper, span.position, size=size)
+    def _page_statement(
+        self, name: str, span: SnapshotRange, plan: Plan, size: int, among: str | None = None
+    ) -> sql.Composed:
+        limits, scan = self._limits, self._scan
+        walk = Walk(span.lower, span.upper, span.position, among=among, size=size)
         lookup = Lookup(span.lower, span.upper, span.position, size=size)
+        is_walk = plan is Plan.BY_POSITION or among is not None
 
         def compose() -> sql.Composed:
             columns = scan.table.outline(self._small) if name == "fetch_page" else scan.keys
-            if is_walk:
-                found, rows, ahead = (
-                    NOTHING_FOUND,
-                    scan.walk(columns, walk, ahead=limits.ahead),
-                    scan.ahead(limits.ahead),
-                )
-            else:
+            ahead = listed = _NULL
+            if not is_walk:
                 found, rows = scan.page(columns, lookup, plan, limits)
-                ahead = sql.SQL("NULL::bigint").format()
+                listed = _list_all(limits) if plan is Plan.BY_TRANSACTION else _NULL
+            elif among is None:
+                found, rows = NOTHING_FOUND, scan.walk(columns, walk, ahead=limits.ahead)
+                ahead = scan.ahead(limits.ahead)
+            else:
+                found, rows = NOTHING_FOUND, scan.walk(columns, walk)
             return load(name).format(
-                found=found, rows=rows, size=SIZE, ahead=ahead, positions=scan.positions(plan),
+                found=found, rows=rows, size=SIZE, ahead=ahead, positions=scan.positions(plan), listed=listed,
                 payload=shipped_columns("p", self._small),
             )  # fmt: skip
 
         return self._templates.fill(f"{name} {plan.value}", walk if is_walk else lookup, compose)
+
+
+def _list_all(limits: Limits) -> sql.Composed:
+    """Return the SELECT of all positions of a small range, an array as text; null: one page has them."""
+    return sql.SQL(
+        "SELECT CASE WHEN count(*) > {} AND count(*) <= {} THEN array_agg(f.position)::text END FROM found AS f"
+    ).format(SIZE, sql.Literal(limits.small))
+
+
+def _count_delayed(messages: tuple[Message, ...]) -> int:
+    return sum(message.deliver_after is not None for message in messages)
 
 
 def _first_plan(span: SnapshotRange, plan: Plan) -> Plan:

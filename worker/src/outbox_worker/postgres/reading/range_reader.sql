@@ -1,10 +1,12 @@
 -- name: fetch_page
 -- A page of a snapshot range, and how many candidates were looked at: more than a cap, and the page is not the range's first.
 -- Of a page that is not full: the position up to which all was looked at, if the range may go on behind it. One statement,
--- so one snapshot: with two, what others commit or delete between them would make the position that of other rows.
+-- so one snapshot: with two, what others commit or delete between them would make the position that of other rows. Beside the
+-- first message: where all messages of the range are, if it has more than a page of them.
 WITH {found},
 page AS MATERIALIZED ({rows})
-SELECT s.looked_at, r.reached, p.transaction_id, p.position, p.message_id, p.message_type, p.publication_id, p.partition_key,
+SELECT s.looked_at, r.reached, CASE WHEN p.position = (SELECT min(f.position) FROM page AS f) THEN ({listed}) END AS listed,
+       p.transaction_id, p.position, p.message_id, p.message_type, p.publication_id, p.partition_key,
        {payload}, p.scheduled, p.deliver_after
 FROM (SELECT count(*) AS looked_at FROM found) AS s
 CROSS JOIN (SELECT CASE WHEN (SELECT count(*) FROM page) < {size} THEN ({ahead}) END AS reached) AS r
@@ -22,11 +24,11 @@ GROUP BY r.partition
 
 -- name: examine_page
 -- How far a page of a snapshot range reaches, where no filter on types lets only some through: nothing is shipped but the
--- last position and the counts, and where looking for the rows again would take long, their positions. `reached`: as in
--- fetch_page.
+-- last position and the counts, and where looking for the rows again would take long, their positions. `reached` and at last the
+-- positions of the whole range: as in fetch_page.
 WITH {found}
 SELECT s.looked_at, s.position, s.rows, s.rows, s.delayed, s.rows,
-       CASE WHEN s.rows < {size} THEN ({ahead}) END AS reached, s.positions
+       CASE WHEN s.rows < {size} THEN ({ahead}) END AS reached, s.positions, ({listed})
 FROM (SELECT (SELECT count(*) FROM found) AS looked_at, max(e.position) AS position, count(*) AS rows,
              count(*) FILTER (WHERE e.delayed) AS delayed, {positions} AS positions
       FROM ({rows}) AS e) AS s
@@ -45,7 +47,7 @@ numbered AS (
     WINDOW in_order AS (ORDER BY e.position ROWS UNBOUNDED PRECEDING)
 )
 SELECT s.looked_at, c.position, c.n, c.matched, c.delayed, s.rows,
-       CASE WHEN s.rows < {size} THEN ({ahead}) END AS reached, NULL
+       CASE WHEN s.rows < {size} THEN ({ahead}) END AS reached, NULL, NULL
 FROM (SELECT (SELECT count(*) FROM found) AS looked_at, (SELECT count(*) FROM numbered) AS rows) AS s
 LEFT JOIN LATERAL (SELECT e.* FROM numbered AS e WHERE e.matched <= %(limit)s ORDER BY e.n DESC LIMIT 1) AS c ON true
 

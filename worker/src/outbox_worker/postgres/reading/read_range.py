@@ -105,10 +105,10 @@ class ReadRange:
         if limits := [each for each in (self.limit, self.most) if each is not None]:
             found["limit"] = min(limits)
         if self.excluded:
-            found["excluded"] = array(self.excluded)
+            found["excluded"] = array_text(self.excluded)
         if self.listed:
-            found["listed_ids"] = array([pair.transaction_id for pair in self.listed])
-            found["listed_positions"] = array([pair.position for pair in self.listed])
+            found["listed_ids"] = array_text([pair.transaction_id for pair in self.listed])
+            found["listed_positions"] = array_text([pair.position for pair in self.listed])
         return found if self.window is None else found | self._find_ends(self.window)
 
     def _find_ends(self, window: SnapshotRange) -> dict[str, int | str]:
@@ -121,7 +121,7 @@ class ReadRange:
         if upper.in_progress:
             found["upper"] = str(upper)
         late = [] if self.after.transaction_id >= lower.xmax else lower.ended_since(upper)
-        return found | {"late": array(late)} if late else found
+        return found | {"late": array_text(late)} if late else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class Lookup:
         late = sorted(below.in_progress) if above is None else below.ended_since(above)
         found: dict[str, int | str | None] = {
             "after": LOWEST_POSITION if self.after is None else self.after, "up_to": self.up_to, "size": self.size,
-            "late": array(late) if late else None,
+            "late": array_text(late) if late else None,
         }  # fmt: skip
         if above is None:
             found["low"] = below.xmax
@@ -224,7 +224,7 @@ class Templates:
         return template.fill(numbers)
 
 
-def array(numbers: Iterable[int]) -> str:
+def array_text(numbers: Iterable[int]) -> str:
     """Write an array of numbers as PostgreSQL reads it."""
     return "{" + ",".join(map(str, numbers)) + "}"
 

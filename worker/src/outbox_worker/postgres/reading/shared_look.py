@@ -43,11 +43,11 @@ FRESH: Final = 30.0
 class Found:
     """Where a page's messages are, how many of them may be delayed, and up to where all was looked at.
 
-    `reached` is None where the page is full or nothing is behind it.
+    `delayed` is None where that is not known; `reached` where the page is full or nothing is behind it.
     """
 
     positions: list[int]
-    delayed: int
+    delayed: int | None
     reached: int | None
 
 
@@ -67,11 +67,11 @@ class _Places:
     @classmethod
     def of(cls, positions: str | None, ids: str | None, delayed: str | None) -> _Places:
         """Read what the server noted of a partition."""
-        pairs = sorted(zip(_numbers(positions), _numbers(ids), strict=True))
+        pairs = sorted(zip(read_numbers(positions), read_numbers(ids), strict=True))
         ids_found = array("q", [pair[1] for pair in pairs])
         lowest, highest = min(ids_found, default=0), max(ids_found, default=0)
         places = array("q", [pair[0] for pair in pairs])
-        return cls(places, ids_found, frozenset(_numbers(delayed)), lowest, highest)
+        return cls(places, ids_found, frozenset(read_numbers(delayed)), lowest, highest)
 
     def page(self, span: SnapshotRange, size: int, reached: int | None) -> Found:
         """Return at most `size` of those behind the span's place that belong to it."""
@@ -191,9 +191,9 @@ class PartitionLook:
         more = self.shared.recall(connection, self.partition, self.count, beyond, lacking) or look(beyond, lacking)
         if more is None:
             return found
-        return Found(found.positions + more.positions, found.delayed + more.delayed, more.reached)
+        return Found(found.positions + more.positions, (found.delayed or 0) + (more.delayed or 0), more.reached)
 
 
-def _numbers(text: str | None) -> list[int]:
+def read_numbers(text: str | None) -> list[int]:
     """Read an array of numbers as PostgreSQL writes it."""
     return [] if text is None else json.loads(f"[{text[1:-1]}]")
