@@ -60,7 +60,7 @@ class Limits:
 
     """
 
-    small: int = 10_000
+    small: int = 50_000
     ahead: int = 50_000
     typed: int = 20_000
 
@@ -365,7 +365,8 @@ class RangeScan:
     ) -> sql.Composed:
         """Return the SELECT along the index of positions, in order, with places for the numbers of `wanted`.
 
-        Only functions, which no index knows, say what belongs to the range. At most `ahead` rows are looked at.
+        Only functions, which no index knows, say what belongs to the range. At most `ahead` rows are looked at. Those
+        at given positions are of the partition: who found them computed their slots.
         """
         places = [sql.SQL("{} > {}").format(self.table.position, _BEHIND)]
         if wanted.up_to is not None:
@@ -382,7 +383,7 @@ class RangeScan:
             conditions.append(_sees(place("upper"), transaction_id))
         if wanted.lower is not None:
             conditions.append(sql.SQL("NOT {}").format(_sees(place("lower"), transaction_id)))
-        if self.slot is not None:
+        if self.slot is not None and wanted.among is None:
             # -1 is the slot that is null: ANY does not find a null in a list.
             listed_slots = sql.Literal([-1 if number is None else number for number in self.slots])
             slot = self.computed_slot or self.slot
