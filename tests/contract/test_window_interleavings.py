@@ -7,6 +7,7 @@ tried; a failing one is shrunk and printed, and `--hypothesis-seed` repeats a ru
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,7 +45,15 @@ anything = st.one_of(
     st.tuples(st.just("crash"), who),
 )
 histories = st.lists(st.one_of(inserting, committing, paging, anything), min_size=20, max_size=80)
-limits = st.sampled_from([Limits(), Limits(small=2, ahead=4), Limits(small=1, ahead=1), Limits(small=1, ahead=100)])
+limits = st.sampled_from(
+    [
+        Limits(),
+        Limits(small=2, listed=2, ahead=4),
+        Limits(small=1, listed=4, ahead=4),
+        Limits(small=1, listed=1, ahead=1),
+        Limits(small=1, listed=1, ahead=100),
+    ]
+)
 
 
 def play(world, processors, history):
@@ -159,7 +168,7 @@ def test_filters_let_through_what_they_shall(world, history, limits, typed):
     source = build_source(cursor="Snapshot", publications=["eu"], messageTypes=["t0", "t2"])
     types = sql.Literal(source.message_types)
     scan = RangeScan(TABLE, types, ("eu",))
-    bounds = Limits(limits.small, limits.ahead, typed)
+    bounds = replace(limits, typed=typed)
 
     def is_assigned(name):
         number = int(name.removeprefix("m"))
@@ -225,7 +234,7 @@ def test_what_others_delete_or_commit_between_two_statements_moves_no_page(world
             world.end(1, commit=True)
 
     scan = RangeScan(TABLE, types, ("eu",))
-    reader = SnapshotReader(scan, 0, Limits(small=1, ahead=12, typed=10))
+    reader = SnapshotReader(scan, 0, Limits(small=1, listed=1, ahead=12, typed=10))
     after, handled = Checkpoint(0, 1, SnapshotRange(None, fetch_snapshot(world.reader), 1)), []
     eu = {name for name, publication in world.published.items() if publication == "eu"}
     committed = [name for name in world.committed["k0"] if name in eu]

@@ -62,6 +62,13 @@ class Broker:
         self._socket = socket.create_connection((host, port), timeout=30)
         self._buffer = b""
         self._at = 0
+        try:
+            self._log_in(username, password, vhost)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _log_in(self, username: str, password: str, vhost: str) -> None:
         self._socket.sendall(frame.marshal(header.ProtocolHeader(), 0))
         self._expect(commands.Connection.Start)
         self._send(commands.Connection.StartOk({}, "PLAIN", f"\0{username}\0{password}"), 0)

@@ -254,16 +254,17 @@ class SnapshotReader:
         size = limit if self._scan.types is None else max(limit, self._limits.typed)
 
         def look(by: Plan) -> _Page:
-            found = self._recall(connection, span, by, size)
-            if found is None and by is Plan.BY_POSITION and self._shared is not None:
-                found = self._shared.find(connection, self._scan, span, size, self._limits.ahead)
-            if found is not None:
-                return self._listed(connection, span, found, with_messages=with_messages)
+            if by is Plan.BY_POSITION and self._shared is not None:
+                along = self._shared.find(connection, self._scan, span, size, self._limits.ahead)
+                return self._listed(connection, span, along, with_messages=with_messages)
             if with_messages:
                 return self._fetch(connection, span, by, size)
             return self._examine(connection, span, by, size, limit)
 
-        page, by = self._find(span, size, look)
+        if (found := self._recall(connection, span, size)) is not None:
+            page, by = self._listed(connection, span, found, with_messages=with_messages), span.plan
+        else:
+            page, by = self._find(span, size, look)
         if not page.rows and page.reached is None:
             return self._empty(after, span.end)
         self._in_vain = 0
@@ -300,10 +301,8 @@ class SnapshotReader:
         matched = len(messages) if with_messages else count
         return _Page(0, count, count, last, matched, delayed or 0, found.reached, messages, positions)
 
-    def _recall(self, connection: Connection | None, span: SnapshotRange, plan: Plan, size: int) -> Found | None:
-        if plan is not Plan.BY_TRANSACTION or self._range_list is None:
-            return None
-        return self._range_list.page(connection, span, size)
+    def _recall(self, connection: Connection | None, span: SnapshotRange, size: int) -> Found | None:
+        return None if self._range_list is None else self._range_list.page(connection, span, size)
 
     def _list(self, connection: Connection, span: SnapshotRange, positions: str | None) -> None:
         """Keep where the messages of the range are, of which the page just read is not the last."""
@@ -326,7 +325,7 @@ class SnapshotReader:
         None: it looks along the positions before it.
         """
         plan = _first_plan(window, window.plan)
-        found = self._recall(None, window, plan, limit)
+        found = self._recall(None, window, limit)
         if found is None:
             if self._shared is None or plan is not Plan.BY_POSITION:
                 return self._page_statement("fetch_page", window, plan, limit)
@@ -340,8 +339,8 @@ class SnapshotReader:
         first = _first_plan(span, span.plan)
         if first is Plan.BY_TRANSACTION:
             page = look(first)
-            if page.looked_at <= self._limits.small:
-                return page, first
+            if page.looked_at <= self._limits.listed:
+                return page, first if page.looked_at <= self._limits.small else Plan.BY_SORTING
             first = _first_plan(span, Plan.BY_POSITION)
         if first is Plan.BY_POSITION:
             page = look(first)
@@ -366,7 +365,7 @@ class SnapshotReader:
         nothing = (0, None, *(0,) * 4, *(None,) * 3)
         looked_at, position, examined, matched, delayed, count, reached, found, listed = row or nothing
         self._list(connection, span, listed)
-        if listed is not None and (all_of_it := self._recall(connection, span, plan, size)) is not None:
+        if listed is not None and (all_of_it := self._recall(connection, span, size)) is not None:
             found = array_text(all_of_it.positions)
         last = span.after if position is None else position
         return _Page(looked_at, count, examined or 0, last, matched or 0, delayed or 0, reached, positions=found)
@@ -402,7 +401,7 @@ def _list_all(limits: Limits) -> sql.Composed:
     """Return the SELECT of all positions of a small range, an array as text; null: one page has them."""
     return sql.SQL(
         "SELECT CASE WHEN count(*) > {} AND count(*) <= {} THEN array_agg(f.position)::text END FROM found AS f"
-    ).format(SIZE, sql.Literal(limits.small))
+    ).format(SIZE, sql.Literal(limits.listed))
 
 
 def _count_delayed(messages: tuple[Message, ...]) -> int:

@@ -54,13 +54,15 @@ class Limits:
     """How much is looked at.
 
     Attributes:
-        small: keys of a range up to which all of them are looked at for each page.
+        small: keys of a range up to which the planner may look for its rows by itself.
+        listed: keys of a range up to which all of them are looked at once, for all of its pages.
         ahead: messages that are looked at along the positions for one page.
         typed: messages on a page when a filter on types lets only some through.
 
     """
 
-    small: int = 50_000
+    small: int = 10_000
+    listed: int = 50_000
     ahead: int = 50_000
     typed: int = 20_000
 
@@ -130,7 +132,7 @@ class RangeScan:
         """
         table, keys = self.table, self.table.named_pair
         if plan is Plan.BY_TRANSACTION:
-            few = sql.Literal(limits.small + 1)
+            few = sql.Literal(limits.listed + 1)
             # All keys of the range are counted, those behind the place are sorted.
             arms = self._arms(keys, replace(wanted, after=None), limit=few)
             found = sql.SQL("found AS MATERIALIZED (SELECT f.* FROM ({}) AS f LIMIT {})").format(arms, few)
