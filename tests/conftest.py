@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+from typing_extensions import override
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.servers import postgres
@@ -58,6 +59,9 @@ that run as processes, each for its own test's namespace, and chaos at its end. 
 alone, not in each process. A Spark test starts several JVMs: one test after the other, two cores are enough for
 them and for a Spark application on the cluster.
 """
+ON_THE_CLUSTER = ("installed", "processes")
+WHILE_THE_CLUSTER_IS_USED = 4
+"""Processes; more make each test of the cluster slower, and the whole no faster."""
 FIRST = (
     *(start for share in SHARES.values() for start in share),
     "tests/unit/",
@@ -111,14 +115,43 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """Gives a file to one process, or a share: most tests wait, so several at a time do no harm.
 
-    Those marked `calm` are two shares: what waits for pods of the chart's operator, and all that promises seconds.
+    While tests use the cluster four processes keep two cores busy; the others begin when those have ended. Those marked
+    `calm` have what waits for pods of the chart's operator as a share, and their files.
     """
 
+    _waits = True
+
+    @override
     def _split_scope(self, nodeid: str) -> str:
         shares = (name for name, starts in SHARES.items() if nodeid.startswith(starts))
+        file = nodeid.split("::", 1)[0]
         if self.config.getoption("markexpr") == "calm":
-            return "seconds" if next(shares, None) != "installed" else "installed"
-        return next(shares, nodeid.split("::", 1)[0])
+            return file if next(shares, None) != "installed" else "installed"
+        return next(shares, file)
+
+    @override
+    def schedule(self) -> None:
+        super().schedule()
+        self._begin_others()
+
+    @override
+    def _assign_work_unit(self, node: Any) -> None:
+        if not self._waits or node in self.nodes[:WHILE_THE_CLUSTER_IS_USED]:
+            super()._assign_work_unit(node)
+
+    @override
+    def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+        super().mark_test_complete(node, item_index, duration)
+        self._begin_others()
+
+    def _begin_others(self) -> None:
+        units = [self.workqueue, *self.assigned_work.values()]
+        if not self._waits or any(False in unit.get(share, {}).values() for unit in units for share in ON_THE_CLUSTER):
+            return
+        self._waits = False
+        # Twice: a process begins a test when it knows the next one.
+        for node in 2 * self.nodes[WHILE_THE_CLUSTER_IS_USED:]:
+            self._reschedule(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:

@@ -15,10 +15,10 @@ run_tests() {
   esac
 }
 
-# Four processes keep two cores busy; with five, tests of the cluster took up to twice as long and the whole no less. tests/conftest.py says which of them begin first.
-run_tests -m "not calm" --numprocesses=4 --dist=loadscope --no-loadscope-reorder --durations=25 --junitxml="$reports/passes.xml" "$@"
-# What promises seconds is measured one after the other, while nothing else runs but a test that sleeps most of its time.
-run_tests -m calm --numprocesses=2 --dist=loadscope --no-loadscope-reorder --durations=5 --junitxml="$reports/calm.xml" "$@"
+# tests/conftest.py says what begins first, and when two of the processes wait.
+run_tests -m "not calm" --numprocesses=6 --dist=loadscope --no-loadscope-reorder --durations=25 --junitxml="$reports/passes.xml" "$@"
+# What promises seconds is measured while little else runs: these sleep most of their time.
+run_tests -m calm --numprocesses=3 --dist=loadscope --no-loadscope-reorder --durations=5 --junitxml="$reports/calm.xml" "$@"
 if [ -z "$chosen" ]; then
   echo "tests: no test is chosen by: $*" >&2
   status=5
