@@ -45,15 +45,7 @@ anything = st.one_of(
     st.tuples(st.just("crash"), who),
 )
 histories = st.lists(st.one_of(inserting, committing, paging, anything), min_size=20, max_size=80)
-limits = st.sampled_from(
-    [
-        Limits(),
-        Limits(small=2, listed=2, ahead=4),
-        Limits(small=1, listed=4, ahead=4),
-        Limits(small=1, listed=1, ahead=1),
-        Limits(small=1, listed=1, ahead=100),
-    ]
-)
+limits = st.sampled_from([Limits(), Limits(small=2, ahead=4), Limits(small=1, ahead=1), Limits(small=1, ahead=100)])
 
 
 def play(world, processors, history):
@@ -234,7 +226,7 @@ def test_what_others_delete_or_commit_between_two_statements_moves_no_page(world
             world.end(1, commit=True)
 
     scan = RangeScan(TABLE, types, ("eu",))
-    reader = SnapshotReader(scan, 0, Limits(small=1, listed=1, ahead=12, typed=10))
+    reader = SnapshotReader(scan, 0, Limits(small=1, ahead=12, typed=10))
     after, handled = Checkpoint(0, 1, SnapshotRange(None, fetch_snapshot(world.reader), 1)), []
     eu = {name for name, publication in world.published.items() if publication == "eu"}
     committed = [name for name in world.committed["k0"] if name in eu]

@@ -339,7 +339,7 @@ class SnapshotReader:
         first = _first_plan(span, span.plan)
         if first is Plan.BY_TRANSACTION:
             page = look(first)
-            if page.looked_at <= self._limits.listed:
+            if page.looked_at <= self._limits.ahead:
                 return page, first if page.looked_at <= self._limits.small else Plan.BY_SORTING
             first = _first_plan(span, Plan.BY_POSITION)
         if first is Plan.BY_POSITION:
@@ -401,7 +401,7 @@ def _list_all(limits: Limits) -> sql.Composed:
     """Return the SELECT of all positions of a small range, an array as text; null: one page has them."""
     return sql.SQL(
         "SELECT CASE WHEN count(*) > {} AND count(*) <= {} THEN array_agg(f.position)::text END FROM found AS f"
-    ).format(SIZE, sql.Literal(limits.listed))
+    ).format(SIZE, sql.Literal(limits.ahead))
 
 
 def _count_delayed(messages: tuple[Message, ...]) -> int:

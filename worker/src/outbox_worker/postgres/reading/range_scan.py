@@ -55,14 +55,12 @@ class Limits:
 
     Attributes:
         small: keys of a range up to which the planner may look for its rows by itself.
-        listed: keys of a range up to which all of them are looked at once, for all of its pages.
-        ahead: messages that are looked at along the positions for one page.
+        ahead: messages that are looked at along the positions for one page, or as keys of a range for all of its pages.
         typed: messages on a page when a filter on types lets only some through.
 
     """
 
     small: int = 10_000
-    listed: int = 50_000
     ahead: int = 50_000
     typed: int = 20_000
 
@@ -132,7 +130,7 @@ class RangeScan:
         """
         table, keys = self.table, self.table.named_pair
         if plan is Plan.BY_TRANSACTION:
-            few = sql.Literal(limits.listed + 1)
+            few = sql.Literal(limits.ahead + 1)
             # All keys of the range are counted, those behind the place are sorted.
             arms = self._arms(keys, replace(wanted, after=None), limit=few)
             found = sql.SQL("found AS MATERIALIZED (SELECT f.* FROM ({}) AS f LIMIT {})").format(arms, few)
