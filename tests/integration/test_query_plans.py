@@ -255,3 +255,22 @@ def test_a_batch_in_the_middle_of_the_table_is_no_scan_of_it(seeded, fields):
 
     assert {name: len(found) > 0 for name, found in rows.items()} == dict.fromkeys(rows, True)
     assert not [n for n in explaining.nodes() if "Seq Scan" in n["Node Type"]]
+
+
+@pytest.mark.parametrize("reading", ["TransactionOrder", "Snapshot", "Competing"])
+def test_behind_the_last_match_of_a_batch_no_row_is_read(seeded, reading):
+    """A filter may let few messages through, so that many rows are asked for; few are read where it does not."""
+    choose_statistics(seeded.direct(), "outbox.messages", wanted=True)
+    explaining: Any = Explaining(seeded.connect())
+    fields = {"messageTypes": ["t1", "t2"]}  # a hundred rows of each five hundred
+    if reading == "Competing":
+        consumer = DispatchReader(build_source(cursor=None, **fields), Competing(), "orders")
+        wanted = ReadRange(Checkpoint(300, 0), limit=20_000, window=SnapshotRange(None, "1000:1000:"))
+        found = consumer.examine(explaining, wanted, LIMIT)
+        assert found is not None
+        assert (found.matched, found.is_last) == (LIMIT, False)
+    else:
+        after = Checkpoint(0, 0, SnapshotRange()) if reading == "Snapshot" else Checkpoint(300, 0)
+        batch = MessageReader(build_source(cursor=reading, **fields)).fetch_extent(explaining, after, LIMIT)
+        assert (batch.matched_count, batch.full) == (LIMIT, True)
+    assert 0 < sum(node["Actual Rows"] for node in explaining.nodes() if "Index Name" in node) <= 5 * LIMIT + 1

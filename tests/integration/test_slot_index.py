@@ -394,7 +394,7 @@ def test_a_window_finds_rows_with_neither_key_nor_id(analyzed, plan):
         page = matching = Template(scan.walk(columns, walk)).fill(walk.numbers)
     else:
         wanted = Lookup(span.lower, span.upper, span.position, size=50_000)
-        found, rows = scan.page(columns, wanted, plan, Limits())
+        found, rows = scan.page(columns, wanted, plan, Limits().ahead)
         page = Template(sql.SQL("WITH {} {}").format(found, rows)).fill(wanted.numbers)
         matching = Template(scan.matching(columns, wanted, plan)).fill(wanted.numbers)
     assert [row[0] for row in explaining.execute(page).fetchall()] == sorted(expected)

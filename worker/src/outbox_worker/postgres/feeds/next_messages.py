@@ -85,7 +85,7 @@ class NextMessages:
             and not self._is_to_settle(dispatch_position, now)
         ):
             return None
-        whole = examined is None or examined.rows == examined.looked_at < window
+        whole = examined is None or (examined.is_last and examined.rows < window)
         return Found(dispatch_position, wanted, examined, whole)
 
     def note_handed_out(self, found: Found) -> None:

@@ -47,8 +47,7 @@ They are one array: that is text of up to 255 times as many bytes, which compres
 class Examined:
     """How far a batch reaches, how many rows, how many of them are to be handled now, and the unique keys among them.
 
-    `delayed`: positions of those whose time has not come. `looked_at`: so many rows were there; more than `rows`, and
-    the others are the next batch's.
+    `delayed`: positions of those whose time has not come. `is_last`: of what was to be looked at no row is behind it.
     """
 
     upto: Checkpoint
@@ -56,7 +55,7 @@ class Examined:
     matched: int
     keys: list[str] | None
     delayed: tuple[int, ...]
-    looked_at: int
+    is_last: bool
 
 
 class DispatchReader:
@@ -132,7 +131,7 @@ class DispatchReader:
             found = self._page[1]
             last = Checkpoint(int(found[-1][0]), found[-1][1])
             self._page = replace(wanted, up_to=last, limit=None), found
-            return Examined(last, len(found), len(found), None, (), len(found))
+            return Examined(last, len(found), len(found), None, (), is_last=True)
         rows, row = self._rows("examined", self._examined_columns, wanted), None
         is_plain = not self.filters and wanted.limit == limit
         if is_plain:

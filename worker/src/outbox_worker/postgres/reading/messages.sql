@@ -10,20 +10,17 @@ CROSS JOIN LATERAL (
 
 -- name: examine_filtered
 -- How far a batch of at most so many matching messages reaches, looking at a bounded number of rows: nothing is shipped but the
--- last pair and the counts. Rows behind the last match that do not match are examined too.
-WITH examined AS MATERIALIZED ({rows}),
-numbered AS (
-    SELECT e.transaction_id, e.position,
-           row_number() OVER in_order AS n,
-           count(*) FILTER (WHERE e.matches) OVER in_order AS matched,
-           count(*) FILTER (WHERE e.matches AND e.delayed) OVER in_order AS delayed
-    FROM examined AS e
-    WINDOW in_order AS (ORDER BY e.transaction_id, e.position ROWS UNBOUNDED PRECEDING)
-)
+-- last pair and the counts. It ends with its last match, behind which no row is read, or else with the last row.
 SELECT c.transaction_id::text AS t, c.position, c.n, c.matched, c.delayed
-FROM numbered AS c
-WHERE c.matched <= %(limit)s
-ORDER BY c.n DESC
+FROM (SELECT e.transaction_id, e.position, e.matches,
+             row_number() OVER in_order AS n,
+             count(*) FILTER (WHERE e.matches) OVER in_order AS matched,
+             count(*) FILTER (WHERE e.matches AND e.delayed) OVER in_order AS delayed,
+             lead(e.position) OVER in_order IS NULL AS is_last
+      FROM ({rows}) AS e
+      WINDOW in_order AS (ORDER BY e.transaction_id, e.position ROWS UNBOUNDED PRECEDING)) AS c
+WHERE c.is_last OR (c.matches AND c.matched = %(limit)s)
+ORDER BY c.transaction_id, c.position
 LIMIT 1
 
 -- name: count_lag

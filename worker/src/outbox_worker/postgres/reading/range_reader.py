@@ -118,6 +118,7 @@ class SnapshotReader:
         self._fetch_rows = fetch_rows or _fetch_rows
         self._apart, self._small = remote_target, small
         self._limits = limits
+        self._most_keys = limits.ahead if scan.types is None else limits.small
         self._scan = scan
         self._partition = partition
         self._templates = Templates()
@@ -339,7 +340,7 @@ class SnapshotReader:
         first = _first_plan(span, span.plan)
         if first is Plan.BY_TRANSACTION:
             page = look(first)
-            if page.looked_at <= self._limits.ahead:
+            if page.looked_at <= self._most_keys:
                 return page, first if page.looked_at <= self._limits.small else Plan.BY_SORTING
             first = _first_plan(span, Plan.BY_POSITION)
         if first is Plan.BY_POSITION:
@@ -382,8 +383,8 @@ class SnapshotReader:
             columns = scan.table.outline(self._small) if name == "fetch_page" else scan.keys
             ahead = listed = _NULL
             if not is_walk:
-                found, rows = scan.page(columns, lookup, plan, limits)
-                listed = _list_all(limits) if plan is Plan.BY_TRANSACTION else _NULL
+                found, rows = scan.page(columns, lookup, plan, self._most_keys)
+                listed = _list_all(self._most_keys) if plan is Plan.BY_TRANSACTION else _NULL
             elif among is None:
                 found, rows = NOTHING_FOUND, scan.walk(columns, walk, ahead=limits.ahead)
                 ahead = scan.ahead(limits.ahead)
@@ -397,11 +398,11 @@ class SnapshotReader:
         return self._templates.fill(f"{name} {plan.value}", walk if is_walk else lookup, compose)
 
 
-def _list_all(limits: Limits) -> sql.Composed:
+def _list_all(most: int) -> sql.Composed:
     """Return the SELECT of all positions of a small range, an array as text; null: one page has them."""
     return sql.SQL(
         "SELECT CASE WHEN count(*) > {} AND count(*) <= {} THEN array_agg(f.position)::text END FROM found AS f"
-    ).format(SIZE, sql.Literal(limits.ahead))
+    ).format(SIZE, sql.Literal(most))
 
 
 def _count_delayed(messages: tuple[Message, ...]) -> int:

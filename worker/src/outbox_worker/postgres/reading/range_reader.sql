@@ -35,21 +35,26 @@ FROM (SELECT (SELECT count(*) FROM found) AS looked_at, max(e.position) AS posit
 
 -- name: examine_filtered_page
 -- How far a batch of at most so many matching messages reaches inside a snapshot range, looking at a bounded page; nothing is
--- shipped but the last position and the counts. Rows behind the last match that do not match are examined too.
--- `reached`: as in fetch_page.
-WITH {found},
-numbered AS (
-    SELECT e.position,
-           row_number() OVER in_order AS n,
-           count(*) FILTER (WHERE e.matches) OVER in_order AS matched,
-           count(*) FILTER (WHERE e.matches AND e.delayed) OVER in_order AS delayed
-    FROM ({rows}) AS e
-    WINDOW in_order AS (ORDER BY e.position ROWS UNBOUNDED PRECEDING)
-)
-SELECT s.looked_at, c.position, c.n, c.matched, c.delayed, s.rows,
-       CASE WHEN s.rows < {size} THEN ({ahead}) END AS reached, NULL, NULL
-FROM (SELECT (SELECT count(*) FROM found) AS looked_at, (SELECT count(*) FROM numbered) AS rows) AS s
-LEFT JOIN LATERAL (SELECT e.* FROM numbered AS e WHERE e.matched <= %(limit)s ORDER BY e.n DESC LIMIT 1) AS c ON true
+-- shipped but the last position and the counts. It ends with its last match, behind which no row is read (the page counts as
+-- full then), or else with the last row. `reached`: as in fetch_page.
+WITH {found}
+SELECT s.looked_at, c.position, c.n, c.matched, c.delayed, r.rows,
+       CASE WHEN r.rows < {size} THEN ({ahead}) END AS reached, NULL, NULL
+FROM (SELECT count(*) AS looked_at FROM found) AS s
+LEFT JOIN (
+    SELECT p.*
+    FROM (SELECT e.position, e.matches,
+                 row_number() OVER in_order AS n,
+                 count(*) FILTER (WHERE e.matches) OVER in_order AS matched,
+                 count(*) FILTER (WHERE e.matches AND e.delayed) OVER in_order AS delayed,
+                 lead(e.position) OVER in_order IS NULL AS is_last
+          FROM ({rows}) AS e
+          WINDOW in_order AS (ORDER BY e.position ROWS UNBOUNDED PRECEDING)) AS p
+    WHERE p.is_last OR (p.matches AND p.matched = %(limit)s)
+    ORDER BY p.position
+    LIMIT 1
+) AS c ON true
+CROSS JOIN LATERAL (SELECT CASE WHEN c.is_last THEN c.n WHEN c.n IS NULL THEN 0 ELSE {size} END AS rows) AS r
 
 -- name: fetch_snapshot
 -- What is over and what is in progress, now; whether this is a standby, which cannot tell; and whether nothing is in progress:
@@ -73,7 +78,7 @@ WHERE o.{scheduled} >= %(timestamp)s AND o.{transaction_id} IS NOT NULL
 -- As examine_claim, for as many rows as the batch may have and no filter: nothing is counted for each row. At last, the bytes of what would
 -- be copied.
 WITH examined AS MATERIALIZED ({rows})
-SELECT l.transaction_id::text AS t, l.position, s.n, s.due, s.keys, s.delayed, s.n, s.copied
+SELECT l.transaction_id::text AS t, l.position, s.n, s.due, s.keys, s.delayed, true, s.copied
 FROM (SELECT count(*) AS n, count(*) FILTER (WHERE e.due) AS due,
              array_agg(e.unique_key) FILTER (WHERE e.unique_key IS NOT NULL) AS keys,
              array_agg(e.position) FILTER (WHERE NOT e.due) AS delayed,
@@ -85,26 +90,27 @@ CROSS JOIN LATERAL (
 
 -- name: examine_claim
 -- How far a batch of at most so many matching messages reaches in a snapshot range, how many it has, the unique keys that it frees, and what
--- of it is not due yet: that is copied, one message or so many bytes as they are stored. Rows behind the last match that do not match are
--- examined too. At last, how many rows were looked at.
+-- of it is not due yet: that is copied, one message or so many bytes as they are stored. It ends with its last match, behind
+-- which no row is read, or else with the last row; whether that is so is told at last. A CTE gives its rows in the order in
+-- which it got them; before PostgreSQL 17 a window with an order would have all of them sorted first.
 WITH examined AS MATERIALIZED ({rows}),
 numbered AS (
     SELECT e.transaction_id, e.position,
-           row_number() OVER in_order AS n,
-           count(*) FILTER (WHERE e.matches AND e.due) OVER in_order AS matched,
-           sum(e.stored) FILTER (WHERE e.matches AND NOT e.due) OVER in_order AS copied
+           e.matches AND e.due AS counts,
+           row_number() OVER as_read AS n,
+           count(*) FILTER (WHERE e.matches AND e.due) OVER as_read AS matched,
+           coalesce(sum(e.stored) FILTER (WHERE e.matches AND NOT e.due) OVER as_read, 0)
+               + coalesce(lead(CASE WHEN e.matches AND NOT e.due THEN e.stored END) OVER as_read, 0) AS copied_with_next,
+           lead(e.position) OVER as_read IS NULL AS is_last
     FROM examined AS e
-    WINDOW in_order AS (ORDER BY e.transaction_id, e.position ROWS UNBOUNDED PRECEDING)
+    WINDOW as_read AS (ROWS UNBOUNDED PRECEDING)
 )
 SELECT c.transaction_id::text AS t, c.position, c.n, c.matched,
-       (SELECT array_agg(k.unique_key) FROM examined AS k
-        WHERE k.unique_key IS NOT NULL AND (k.transaction_id, k.position) <= (c.transaction_id, c.position)),
-       (SELECT array_agg(d.position) FROM examined AS d
-        WHERE d.matches AND NOT d.due AND (d.transaction_id, d.position) <= (c.transaction_id, c.position)),
-       (SELECT count(*) FROM examined)
+       (SELECT array_agg(k.unique_key) FROM (SELECT e.* FROM examined AS e LIMIT c.n) AS k WHERE k.unique_key IS NOT NULL),
+       (SELECT array_agg(d.position) FROM (SELECT e.* FROM examined AS e LIMIT c.n) AS d WHERE d.matches AND NOT d.due),
+       c.is_last
 FROM numbered AS c
-WHERE c.matched <= {limit} AND (c.n = 1 OR coalesce(c.copied, 0) <= {most_copied})
-ORDER BY c.n DESC
+WHERE c.is_last OR (c.counts AND c.matched = {limit}) OR c.copied_with_next > {most_copied}
 LIMIT 1
 
 -- name: waiting_rows

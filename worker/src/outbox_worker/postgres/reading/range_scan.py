@@ -54,7 +54,8 @@ class Limits:
     """How much is looked at.
 
     Attributes:
-        small: keys of a range up to which the planner may look for its rows by itself.
+        small: keys of a range up to which the planner may look for its rows by itself, and with a filter on types all
+            are looked at for each page.
         ahead: messages that are looked at along the positions for one page, or as keys of a range for all of its pages.
         typed: messages on a page when a filter on types lets only some through.
 
@@ -122,15 +123,15 @@ class RangeScan:
         return sql.SQL("array_agg(e.position)::text" if plan is Plan.BY_POSITION and self.slots else "NULL")
 
     def page(
-        self, columns: sql.Composable, wanted: Lookup, plan: Plan, limits: Limits
+        self, columns: sql.Composable, wanted: Lookup, plan: Plan, most_keys: int
     ) -> tuple[sql.Composed, sql.Composed]:
         """Return the CTE `found` and the SELECT of a page's rows in order; `found` is only full for BY_TRANSACTION.
 
-        With places for the numbers of `wanted`. Not for BY_POSITION, see `walk`.
+        With places for the numbers of `wanted`. Not for BY_POSITION, see `walk`. At most one key more is found.
         """
         table, keys = self.table, self.table.named_pair
         if plan is Plan.BY_TRANSACTION:
-            few = sql.Literal(limits.ahead + 1)
+            few = sql.Literal(most_keys + 1)
             # All keys of the range are counted, those behind the place are sorted.
             arms = self._arms(keys, replace(wanted, after=None), limit=few)
             found = sql.SQL("found AS MATERIALIZED (SELECT f.* FROM ({}) AS f LIMIT {})").format(arms, few)
