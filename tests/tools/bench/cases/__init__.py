@@ -39,6 +39,7 @@ CASES: dict[str, Case] = {
         idle.BESIDE_A_WRITER,
         growth.ROWS,
         growth.KEYS,
+        growth.FILTER,
         growth.PARTITIONS,
         growth.BYTES,
         spark.SPARK,

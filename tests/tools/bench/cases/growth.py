@@ -46,6 +46,15 @@ def _by_keys() -> list[Candidate]:
     ]
 
 
+def _by_filter() -> list[Candidate]:
+    outbox, types = Outbox(), {"messageTypes": ["OrderPlaced", "OrderPaid"]}
+    return [
+        Grown(name, outbox, PythonNumbers(), order, source=source | wanted, delivery=delivery, is_much=bool(wanted))
+        for name, (order, source, delivery) in _MODES.items()
+        for wanted in ({}, types)
+    ]
+
+
 def _by_partitions() -> list[Candidate]:
     outbox = Outbox()
     return [
@@ -92,6 +101,17 @@ KEYS = Case(
     candidates=_by_keys,
     measure=growth.measure,
     figures=build_figures("1 key", "10,000 keys"),
+)
+FILTER = Case(
+    name="growth-filter",
+    title="No filter, and one that lets everything through",
+    about=(
+        "A Python handler gets messages in batches of 1,000, of all types and of two types that all messages have. "
+        f"{_COMPARED}"
+    ),
+    candidates=_by_filter,
+    measure=growth.measure,
+    figures=build_figures("no filter", "a filter"),
 )
 PARTITIONS = Case(
     name="growth-partitions",
