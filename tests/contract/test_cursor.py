@@ -252,16 +252,18 @@ class TestFilters:
             assert [row[6]["n"] for row in relation] == [m.json()["n"] for m in batch.messages]
             after = batch.examined
 
-    def test_examined_goes_beyond_what_matched(self, each_database):
+    def test_examined_ends_with_the_last_match_of_a_full_batch_and_else_with_the_last_message(self, each_database):
         reader = MessageReader(build_source(messageTypes=["t0"]))
         connection = each_database.connect()
 
         batch = reader.fetch(connection, BEGINNING, 5)
         last = EVERYTHING.fetch(connection, BEGINNING, 1000)
 
-        assert (len(batch.messages), batch.examined_count) == (5, 15)
-        assert batch.examined > batch.messages[-1].checkpoint
-        assert batch.full
+        assert (len(batch.messages), batch.examined_count, batch.full) == (5, 13, True)
+        assert batch.examined == batch.messages[-1].checkpoint
+        rest = reader.fetch(connection, batch.examined, 1000)
+        assert (len(rest.messages), rest.examined_count) == (15, 47)
+        assert rest.examined == last.examined > rest.messages[-1].checkpoint
         nothing = MessageReader(build_source(messageTypes=["no such type"])).fetch(connection, BEGINNING, 5)
         assert (nothing.messages, nothing.examined, nothing.examined_count) == ((), last.examined, 60)
 
