@@ -95,21 +95,34 @@ def test_the_statement_over_a_batch_has_its_messages(outbox):
 
 
 class Counting:
-    """A connection that counts looks along the positions."""
+    """A connection that counts looks along the positions, and pages that are found by sorting."""
 
     def __init__(self, connection):
-        self._connection, self.looks = connection, 0
+        self._connection, self.looks, self.sorts = connection, 0, 0
 
     def execute(self, query, *arguments):
-        self.looks += "r.partition" in query.as_string(None)
+        text = query.as_string(None)
+        self.looks, self.sorts = self.looks + ("r.partition" in text), self.sorts + ("f.position + 0" in text)
         return self._connection.execute(query, *arguments)
 
 
-def test_partitions_use_one_look(outbox):
+@pytest.mark.parametrize(
+    ("source", "least", "looks"),
+    [({}, LIMIT, 1), ({"messageTypes": ["t1"]}, 5, 2)],
+    ids=["all", "types, where the first look leaves too few"],
+)
+def test_partitions_use_one_look(outbox, source, least, looks):
     outbox.connection = counting = Counting(outbox.connection)
     for partition in range(4):
-        assert next(outbox.read(outbox.reader(partition, 4))).matched_count == LIMIT
-    assert counting.looks == 1
+        assert next(outbox.read(outbox.reader(partition, 4, **source))).matched_count >= least
+    assert counting.looks == looks
+
+
+def test_what_a_filter_lets_through_seldom_is_not_sorted(outbox):
+    """Few messages of a partition along the positions say that they lie far apart, but not where some are left out."""
+    outbox.connection = counting = Counting(outbox.connection)
+    assert listed(outbox.read(outbox.reader(0, messageTypes=["t9"]))) == []
+    assert (counting.looks, counting.sorts) == (3, 0)
 
 
 def test_what_commits_after_a_look_is_found_in_a_later_range(outbox):

@@ -111,7 +111,7 @@ class MessageReader:
         self._scan = replace(scan, slot=slot, computed_slot=computed, slots=self.slots)
         self._types, self._publications = self._scan.types, self._scan.publications
         self._look = None
-        if shared is not None and part is not None and self._types is None:
+        if shared is not None and part is not None:
             self._look = PartitionLook(shared, part.partition, part.partitions.count)
         end = None if barrier is None or barrier.window is None else barrier.window.lower
         self._newest = self._scan.newest(below=_HIGH_WATER_MARK)

@@ -112,7 +112,7 @@ class SnapshotReader:
         `end`, a barrier: no range is opened beyond that snapshot. `remote_target`: what is read is remembered
         elsewhere. `fetch_rows` executes a statement for a page; None: on the connection alone. `small`: bytes of a
         payload up to which it is read with its message; None: every payload is. `look`: finds pages along the positions
-        for all partitions of a process, where no filter on types lets only some messages through; None: each does.
+        for all partitions of a process; None: each does.
         """
         self._end = end
         self._fetch_rows = fetch_rows or _fetch_rows
@@ -137,12 +137,14 @@ class SnapshotReader:
         reach = self.fetch_extent(connection, after, limit)
         if not reach.matched_count:
             return reach
-        messages = self.fetch_matching(connection, reach.after, reach.examined)
+        messages = self.fetch_matching(connection, reach.after, reach.examined, reach.positions)
         return replace(reach, messages=messages, matched_count=len(messages))
 
-    def fetch_matching(self, connection: Connection, after: Checkpoint, examined: Checkpoint) -> tuple[Message, ...]:
+    def fetch_matching(
+        self, connection: Connection, after: Checkpoint, examined: Checkpoint, positions: str | None = None
+    ) -> tuple[Message, ...]:
         """Return all messages between two checkpoints between which lies at most one range, payloads as text."""
-        rows = self.relation("outline", lambda: self._scan.table.outline(self._small), after, examined)
+        rows = self.relation("outline", lambda: self._scan.table.outline(self._small), after, examined, positions)
         return build_messages(fetch_rows(connection, compose_messages(rows, self._small, "o.position")))
 
     def fetch_extent(self, connection: Connection, after: Checkpoint, limit: int) -> Batch:
@@ -256,8 +258,9 @@ class SnapshotReader:
 
         def look(by: Plan) -> _Page:
             if by is Plan.BY_POSITION and self._shared is not None:
-                along = self._shared.find(connection, self._scan, span, size, self._limits.ahead)
-                return self._listed(connection, span, along, with_messages=with_messages)
+                along = self._shared.find(connection, self._scan, span, limit, self._limits.ahead)
+                page = self._listed(connection, span, along, with_messages=with_messages)
+                return page if page.rows < limit else replace(page, rows=size)
             if with_messages:
                 return self._fetch(connection, span, by, size)
             return self._examine(connection, span, by, size, limit)
@@ -345,7 +348,9 @@ class SnapshotReader:
             first = _first_plan(span, Plan.BY_POSITION)
         if first is Plan.BY_POSITION:
             page = look(first)
-            if page.reached is None or page.rows * SPARSE >= size:
+            # How many rows a filter left out is not known of a shared look.
+            is_filtered = self._shared is not None and self._scan.types is not None
+            if page.reached is None or page.rows * SPARSE >= size or is_filtered:
                 return page, first
         return look(Plan.BY_SORTING), Plan.BY_SORTING
 

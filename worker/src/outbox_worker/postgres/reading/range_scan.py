@@ -350,7 +350,7 @@ class RangeScan:
     def along_all(self, count: int, after: int, most: int) -> sql.Composed:
         """Return the SELECT of the rows behind a position, of all partitions: of which each is, and if it is wanted."""
         transaction_id = self.table.transaction_id
-        wanted = [sql.SQL("{} IS NOT NULL").format(transaction_id), *self._published]
+        wanted = [sql.SQL("{} IS NOT NULL").format(transaction_id), *self._published, self.table.matches(self.types)]
         return sql.SQL(
             "SELECT coalesce({slot}, 0) % {count} AS partition, {p} AS position, {t} AS transaction_id, "
             "{delayed} IS NOT NULL AS delayed, {wanted} AS wanted "
