@@ -260,7 +260,7 @@ class SnapshotReader:
             if by is Plan.BY_POSITION and self._shared is not None:
                 along = self._shared.find(connection, self._scan, span, limit, self._limits.ahead)
                 page = self._listed(connection, span, along, with_messages=with_messages)
-                return page if page.rows < limit else replace(page, rows=size)
+                return page if page.rows < limit else replace(page, rows=size)  # more may be behind it
             if with_messages:
                 return self._fetch(connection, span, by, size)
             return self._examine(connection, span, by, size, limit)
