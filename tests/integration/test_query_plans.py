@@ -11,11 +11,11 @@ from psycopg import sql
 from outbox_core.processor.claimed_batch import ClaimedBatch
 from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
 from outbox_core.progress.snapshot_range import Plan, SnapshotRange
-from outbox_core.spec import Competing
+from outbox_core.spec import Competing, Partitions
 from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.reading.dispatch_reader import DispatchReader
-from outbox_worker.postgres.reading.messages import MessageReader
+from outbox_worker.postgres.reading.messages import MessageReader, Slice
 from outbox_worker.postgres.reading.range_scan import RangeScan
 from outbox_worker.postgres.reading.read_range import ReadRange
 from outbox_worker.postgres.reading.snapshots import take_snapshot
@@ -274,3 +274,17 @@ def test_behind_the_last_match_of_a_batch_no_row_is_read(seeded, reading):
         batch = MessageReader(build_source(cursor=reading, **fields)).fetch_extent(explaining, after, LIMIT)
         assert (batch.matched_count, batch.full) == (LIMIT, True)
     assert 0 < sum(node["Actual Rows"] for node in explaining.nodes() if "Index Name" in node) <= 5 * LIMIT + 1
+
+
+def test_the_lag_of_a_partition_in_a_backlog_costs_what_is_counted_and_is_said_to_be_more(seeded):
+    """Most rows behind its place are of other partitions, and all that was committed since lies behind it too."""
+    choose_statistics(seeded.direct(), "outbox.messages", wanted=True)
+    reader = MessageReader(build_source(cursor="Snapshot"), Slice(0, Partitions(count=8)))
+    explaining: Any = Explaining(seeded.connect())
+
+    lag = reader.lag(explaining, Checkpoint(0, 1000, SnapshotRange(None, "300:300:", 1000)), LIMIT)
+
+    assert 0 < lag.messages < LIMIT
+    assert lag.at_least
+    read = [node for node in explaining.nodes() if "Index Name" in node]
+    assert sum(node["Actual Rows"] + node.get("Rows Removed by Filter", 0) for node in read) <= 2 * (LIMIT + 1)

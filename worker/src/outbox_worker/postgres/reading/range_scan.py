@@ -237,7 +237,7 @@ class RangeScan:
                     _sees(sql.Literal(window.upper), transaction_id), self.table.position, sql.Literal(window.position)
                 )
             )
-        conditions += self._published
+        conditions += self.published
         return sql.SQL(
             "SELECT {t} AS transaction_id, {p} AS position FROM {table} AS o WHERE {t} >= {low}::xid8 AND {rest} "
             "ORDER BY {t}, {p} LIMIT 1"
@@ -268,10 +268,10 @@ class RangeScan:
         published = table.is_published(self.publications)
         return sql.SQL("({} AND {})").format(matches, published) if self.publications else matches
 
-    def counted(self, table: OutboxTable) -> sql.Composed:
-        """List the columns of `o` that `count_lag` needs."""
+    def counted(self, table: OutboxTable, matches: sql.Composable | None = None) -> sql.Composed:
+        """List the columns of `o` that `count_lag` needs; `matches`: what counts, None: what passes the filters."""
         return sql.SQL("{} AS transaction_id, {} AS position, {} AS matches, {} AS scheduled").format(
-            table.transaction_id, table.position, self.matches(table),
+            table.transaction_id, table.position, matches or self.matches(table),
             sql.SQL("NULL::timestamptz") if table.columns.scheduled is None else table.moment,
         )  # fmt: skip
 
@@ -336,30 +336,23 @@ class RangeScan:
         )
 
     def unexamined(self, window: SnapshotRange, limit: int) -> sql.Composed:
-        """Return the SELECT of what is committed and not examined yet, with `matches` and `scheduled`; bounded."""
-        columns, most = self.counted(self.table), sql.Literal(limit)
+        """Return the SELECT of what is committed and not examined yet, with `matches` and `scheduled`; bounded.
+
+        Inside a range rows of all partitions and publications are passed, and those of others do not match.
+        """
+        most = sql.Literal(limit)
         if window.upper is None or window.position is None:
-            later = self._late_or_fresh(columns, Lookup(window.lower, None), limit=most)
+            later = self._late_or_fresh(self.counted(self.table), Lookup(window.lower, None), limit=most)
             return sql.SQL("SELECT l.* FROM ({}) AS l LIMIT {}").format(later, most)
         # Behind the position all that the lower snapshot did not see; before it what the upper one does not.
+        everyone = replace(self, slot=None, publications=())
+        own = sql.SQL(" AND ").join([self.table.matches(self.types), *self._of_partition, *self.published])
         walk = Walk(window.lower, None, window.position)
-        inside = Template(self.walk(columns, walk, ahead=limit)).fill(walk.numbers)
-        later = self._late_or_fresh(columns, Lookup(window.upper, None, up_to=window.position), limit=most)
+        inside = Template(everyone.walk(self.counted(self.table, own), walk, ahead=limit)).fill(walk.numbers)
+        before = sql.SQL("{} AND {} <= {}").format(own, self.table.position, sql.Literal(window.position))
+        newer = Lookup(window.upper, None)
+        later = everyone._late_or_fresh(self.counted(self.table, before), newer, limit=most)  # noqa: SLF001 - its own
         return sql.SQL("SELECT l.* FROM (({}) UNION ALL ({})) AS l LIMIT {}").format(inside, later, most)
-
-    def along_all(self, count: int, after: int, most: int) -> sql.Composed:
-        """Return the SELECT of the rows behind a position, of all partitions: of which each is, and if it is wanted."""
-        transaction_id = self.table.transaction_id
-        wanted = [sql.SQL("{} IS NOT NULL").format(transaction_id), *self._published, self.table.matches(self.types)]
-        return sql.SQL(
-            "SELECT coalesce({slot}, 0) % {count} AS partition, {p} AS position, {t} AS transaction_id, "
-            "{delayed} IS NOT NULL AS delayed, {wanted} AS wanted "
-            "FROM {table} AS o WHERE {p} > {after} ORDER BY {p} LIMIT {most}"
-        ).format(
-            slot=self.computed_slot or self.slot, count=sql.Literal(count), p=self.table.position, t=transaction_id,
-            delayed=self.table.deliver_after, wanted=sql.SQL(" AND ").join(wanted), table=self.table.identifier,
-            after=sql.Literal(after), most=sql.Literal(most),
-        )  # fmt: skip
 
     def walk(
         self, columns: sql.Composable, wanted: Walk, *, ahead: int | None = None, only_matching: bool = False
@@ -384,11 +377,8 @@ class RangeScan:
             conditions.append(_sees(place("upper"), transaction_id))
         if wanted.lower is not None:
             conditions.append(sql.SQL("NOT {}").format(_sees(place("lower"), transaction_id)))
-        if self.slot is not None and wanted.among is None:
-            # -1 is the slot that is null: ANY does not find a null in a list.
-            listed_slots = sql.Literal([-1 if number is None else number for number in self.slots])
-            slot = self.computed_slot or self.slot
-            conditions.append(sql.SQL("coalesce({}, -1) = ANY ({}::int[])").format(slot, listed_slots))
+        if wanted.among is None:
+            conditions += self._of_partition
         if self.publications:
             listed = sql.Literal(list(self.publications))
             conditions.append(sql.SQL("{}::text || '' = ANY ({}::text[])").format(self.table.publication_id, listed))
@@ -453,7 +443,7 @@ class RangeScan:
         Slots are a list, and not a part of the statement each: to plan sixteen parts takes the server several times as
         long as to read a few messages by them (docs/performance/profile-partitioned.md).
         """
-        published = self._published
+        published = self.published
         if self.slot is None:
             return [([], published, self.table.pair)]
         numbers = sql.Literal([number for number in self.slots if number is not None])
@@ -465,7 +455,7 @@ class RangeScan:
     def _of_slot(self, number: int | None) -> Sought:
         """Return what rows of one slot are sought by."""
         slot = sql.SQL("{}").format(self.slot)
-        return [], [is_slot(slot, number), *self._published], self.table.slot_order(slot, number)
+        return [], [is_slot(slot, number), *self.published], self.table.slot_order(slot, number)
 
     def _sought(
         self, columns: sql.Composable, by: Sought, limit: sql.Composable | None, *, in_order: bool = True
@@ -482,8 +472,17 @@ class RangeScan:
         return sql.SQL("SELECT {} FROM {} CROSS JOIN LATERAL (SELECT o.* {}) AS o").format(columns, joined, rows)
 
     @cached_property
-    def _published(self) -> Parts:
+    def published(self) -> Parts:
+        """The condition that `o` is of a wanted publication, if not all are."""
         return [self.table.is_published(self.publications)] if self.publications else []
+
+    @cached_property
+    def _of_partition(self) -> Parts:
+        if self.slot is None:
+            return []
+        # -1 is the slot that is null: ANY does not find a null in a list.
+        listed = sql.Literal([-1 if number is None else number for number in self.slots])
+        return [sql.SQL("coalesce({}, -1) = ANY ({}::int[])").format(self.computed_slot or self.slot, listed)]
 
 
 def _sees(snapshot: sql.Composable, transaction_id: sql.Composable) -> sql.Composed:

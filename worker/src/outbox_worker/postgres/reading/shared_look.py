@@ -20,6 +20,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from psycopg import sql
+
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_worker.postgres.call import fetch_rows
 from outbox_worker.postgres.queries import load
@@ -143,8 +145,7 @@ class SharedLook:
 
     def look(self, connection: Connection, scan: RangeScan, count: int, after: int, most: int) -> _Look:
         """Note where the messages of `count` partitions are behind a position, passing at most so many rows."""
-        statement = load("look_along").format(rows=scan.along_all(count, after, most))
-        rows = fetch_rows(connection, statement)
+        rows = fetch_rows(connection, load("look_along").format(rows=_rows_along(scan, count, after, most)))
         reached = max(row[3] for row in rows) if sum(row[2] for row in rows) >= most else None
         noted = {row[1]: row[4:] for row in rows}
         look = _Look(connection, count, time.monotonic() + FRESH, rows[0][0] if rows else "", after, reached, noted)
@@ -192,6 +193,24 @@ class PartitionLook:
         if more is None:
             return found
         return Found(found.positions + more.positions, (found.delayed or 0) + (more.delayed or 0), more.reached)
+
+
+def _rows_along(scan: RangeScan, count: int, after: int, most: int) -> sql.Composed:
+    """Return the SELECT of the rows behind a position, of all partitions: of which each is, and if it is wanted."""
+    table, slot = scan.table, scan.computed_slot or scan.slot
+    wanted = [
+        sql.SQL("{} IS NOT NULL").format(table.transaction_id),
+        *scan.published,
+        table.matches(scan.types),
+    ]
+    return sql.SQL(
+        "SELECT coalesce({slot}, 0) % {count} AS partition, {p} AS position, {t} AS transaction_id, "
+        "{delayed} IS NOT NULL AS delayed, {wanted} AS wanted "
+        "FROM {table} AS o WHERE {p} > {after} ORDER BY {p} LIMIT {most}"
+    ).format(
+        slot=slot, count=sql.Literal(count), p=table.position, t=table.transaction_id, delayed=table.deliver_after,
+        wanted=sql.SQL(" AND ").join(wanted), table=table.identifier, after=sql.Literal(after), most=sql.Literal(most),
+    )  # fmt: skip
 
 
 def read_numbers(text: str | None) -> list[int]:
