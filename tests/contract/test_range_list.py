@@ -35,10 +35,13 @@ class Outbox:
         self.connection = Counting(database.connect())
         beginning = Checkpoint(0, 0, SnapshotRange())
         self.start = self.reader().fetch(self.connection, beginning, LIMIT).examined
+        self.produce(200)
+
+    def produce(self, count):
         self.direct.execute(
             "INSERT INTO outbox.messages (partition_key, message_type, data, deliver_after) "
             "SELECT 'key-' || n %% 50, 't', '{}', CASE WHEN n %% 7 = 0 THEN now() END FROM generate_series(1, %s) AS n",
-            (200,),
+            (count,),
         )
 
     def reader(self, partition=None, ahead=None):
@@ -125,6 +128,19 @@ def test_a_list_that_may_be_wrong_is_not_used(outbox, database, monkeypatch, why
     batch = reader.fetch(outbox.connection, after, LIMIT)
     assert outbox.connection.looks > looks
     assert [message.position for message in batch] == outbox.positions()[begin : begin + LIMIT]
+
+
+@pytest.mark.parametrize("partition", [None, 0])
+def test_lag_inside_a_range_is_exact_up_to_its_cap(outbox, partition):
+    """What was committed since the range began lies behind the place too: it counts once."""
+    reader = outbox.reader(partition)
+    after = reader.fetch(outbox.connection, outbox.start, LIMIT).examined
+    outbox.produce(60)
+    lag, capped = (reader.lag(outbox.connection, after, cap) for cap in (300, 100))
+    left = len(positions_of(pages(reader.fetch, outbox.connection, after)))
+    assert (lag.messages, lag.at_least) == (left, False)
+    assert 0 < capped.messages <= 100
+    assert capped.at_least
 
 
 def test_the_next_batch_is_read_ahead_by_the_list(outbox, database):

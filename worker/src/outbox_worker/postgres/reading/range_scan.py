@@ -349,10 +349,11 @@ class RangeScan:
         own = sql.SQL(" AND ").join([self.table.matches(self.types), *self._of_partition, *self.published])
         walk = Walk(window.lower, None, window.position)
         inside = Template(everyone.walk(self.counted(self.table, own), walk, ahead=limit)).fill(walk.numbers)
-        before = sql.SQL("{} AND {} <= {}").format(own, self.table.position, sql.Literal(window.position))
-        newer = Lookup(window.upper, None)
-        later = everyone._late_or_fresh(self.counted(self.table, before), newer, limit=most)  # noqa: SLF001 - its own
-        return sql.SQL("SELECT l.* FROM (({}) UNION ALL ({})) AS l LIMIT {}").format(inside, later, most)
+        # Cut off before those behind the position are left out: of them there are as many inside.
+        later = everyone._late_or_fresh(self.counted(self.table, own), Lookup(window.upper, None), limit=most)  # noqa: SLF001 - its own
+        return sql.SQL(
+            "SELECT l.* FROM (({}) UNION ALL (SELECT n.* FROM ({}) AS n WHERE n.position <= {})) AS l LIMIT {}"
+        ).format(inside, later, sql.Literal(window.position), most)
 
     def walk(
         self, columns: sql.Composable, wanted: Walk, *, ahead: int | None = None, only_matching: bool = False
