@@ -1,4 +1,4 @@
-"""The loop with runners of several processors: what one that is always due leaves for the others."""
+"""The loop with several runners: what one that is always due leaves for the others, and who goes first in a backlog."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class OneRunner:
             status=SimpleNamespace(handled=0, names={}), throttle=None, target=self,
         )  # fmt: skip
         self.is_obsolete = False
+        self.backlog_place = None
 
     def find_interruption(self):
         return None
@@ -70,6 +71,28 @@ class OneRunner:
         return False
 
 
+class Partition(OneRunner):
+    """A partition that is always due, and reads the backlog so many positions at a time; `at`: its places so far."""
+
+    def __init__(self, place, stride, end, log):
+        super().__init__(replace(IDLE, step=Step.HANDLE, due=0.0), log)
+        self.backlog_place, self.stride, self.end, self.at = place, stride, end, []
+
+    def advance(self, outcome=None):
+        self.at.append((time.monotonic(), self.backlog_place))
+        self.backlog_place += self.stride
+        step = Step.END if self.backlog_place >= self.end else Step.HANDLE
+        self.state = replace(self.state, due=time.monotonic(), step=step)
+
+
+def read_backlog(*partitions):
+    """Run the partitions of one processor to the end; return the partitions' places in the order of their turns."""
+    for each in partitions:
+        each.context = partitions[0].context
+    Loop([ProcessorRunners(partitions)], waker=Waker(), progress=Progress()).run()
+    return [place for _, place in sorted(turn for each in partitions for turn in each.at)]
+
+
 @pytest.fixture
 def idle(monkeypatch):
     """One that awaits messages, beside another one that had something to do for ten ticks."""
@@ -90,3 +113,18 @@ def test_it_looks_for_messages_now_and_then_although_nothing_waits_for_the_log(i
     assert idle.heard
     assert {type(each) for each in idle.heard} == {outcomes.SourceMoved}
     assert len(idle.heard) <= 15
+
+
+def test_partitions_that_read_a_backlog_side_by_side_stay_together():
+    log = QuietLog()
+    slow, fast = Partition(0, 1_000, 100_000, log), Partition(0, 4_000, 100_000, log)
+    places = read_backlog(slow, fast)
+    assert len(places) == 100 + 25
+    assert max(earlier - later for earlier, later in zip(places, places[1:], strict=False)) <= 4_000
+
+
+def test_a_partition_that_is_far_behind_takes_turns_with_those_that_are_ahead():
+    log = QuietLog()
+    behind, ahead = Partition(0, 1_000, 100_000, log), Partition(900_000, 1_000, 1_000_000, log)
+    places = read_backlog(behind, ahead)
+    assert sum(place >= 900_000 for place in places[:20]) == 10

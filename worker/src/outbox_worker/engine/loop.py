@@ -1,7 +1,9 @@
 """The loop: the runner that is due does its step; nothing due, wait. It decides nothing.
 
 One thread does all steps, so a user's handler is never called twice at the same time in one process. The runner that
-has been due longest goes first: a busy partition cannot starve the others.
+has been due longest goes first: a busy partition cannot starve the others. Partitions that read a backlog side by side
+stay together, for the look at one place of it serves them all (`outbox_worker.postgres.reading.shared_look`): the one
+that is furthest behind goes first. Else those with fewer messages would get ahead, each to a place of its own.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ _SLACK: Final = 120.0
 """Beyond delivery.timeout, for connecting, storing and rolling back."""
 _LONG: Final = 3600.0
 """For migrations, and for finding a start in a large outbox."""
+_NEAR: Final = 100_000
+"""Positions by which one partition is ahead of another one at most, where they read a backlog side by side."""
 _LONG_STEPS: Final = frozenset({Step.PREPARE, Step.LOAD})
 _log = get_logger("outbox.worker")
 
@@ -89,11 +93,13 @@ class Loop:
             due, runner = min(
                 ((each.state.due_at_rest if at_rest else each.state.due, each) for each in live), key=itemgetter(0)
             )
+            left = due - time.monotonic()
+            if left <= 0:
+                runner = _find_furthest_behind(runner, live)
             within = _LONG if runner.state.step in _LONG_STEPS else self._longest
             if looks or within != self._promised:
                 self._promised = within
                 self._progress.expect("loop", within=within)
-            left = due - time.monotonic()
             # What interrupts a runner that waits is seen before and after each wait, and once a second while another
             # one works; the one that is due looks itself.
             if (looks or left > 0) and self._interrupt(live):
@@ -160,3 +166,14 @@ class Loop:
         for runner, outcome in found:
             runner.advance(outcome)
         return bool(found)
+
+
+def _find_furthest_behind(runner: Runner, live: Sequence[Runner]) -> Runner:
+    """Of the runners that are due and read a backlog near this one, return the one that is furthest behind."""
+    place = runner.backlog_place
+    if place is None:
+        return runner
+    now, config = time.monotonic(), runner.context.config
+    near = (each for each in live if each.context.config is config and each.state.due <= now)
+    places = ((each.backlog_place, each) for each in near)
+    return min(((at, each) for at, each in places if at is not None and at >= place - _NEAR), key=itemgetter(0))[1]

@@ -69,6 +69,12 @@ class Runner:
         return self._steps.share() if self.state.owns else 0.0
 
     @property
+    def backlog_place(self) -> int | None:
+        """The position behind which the rest of an open snapshot range lies; None: none is read."""
+        cursor = self.state.cursor
+        return None if cursor is None or cursor.window is None else cursor.window.position
+
+    @property
     def is_obsolete(self) -> bool:
         """The number of partitions changed, and nothing of this partition is in hand any more."""
         return self._membership is not None and self._membership.outdated and self.state.step is Step.PARK
