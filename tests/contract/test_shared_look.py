@@ -12,7 +12,10 @@ from outbox_worker.postgres import identity
 from outbox_worker.postgres.reading import shared_look
 from outbox_worker.postgres.reading.ahead import ReadAhead
 from outbox_worker.postgres.reading.messages import MessageReader, Slice
-from outbox_worker.postgres.reading.shared_look import SharedLook
+from outbox_worker.postgres.reading.range_reader import SnapshotReader
+from outbox_worker.postgres.reading.range_scan import Limits
+from outbox_worker.postgres.reading.shared_look import PartitionLook, SharedLook
+from outbox_worker.postgres.reading.snapshots import fetch_snapshot
 from tests.support.servers.postgres import build_source, wait_until
 
 START = Checkpoint(0, 0, SnapshotRange())
@@ -39,6 +42,12 @@ class Outbox:
         part = Slice(partition, Partitions(count=count))
         look = self.shared if shared else None
         return MessageReader(build_source(cursor="Snapshot", **source), part, ahead=ahead, shared=look)
+
+    def behind(self, partition, count=2, ahead=20):
+        """Return the reader of a partition for which everything is a large range."""
+        reader = self.reader(partition, count)
+        look = PartitionLook(self.shared, partition, count)
+        return SnapshotReader(reader._scan, partition, Limits(small=1, ahead=ahead), remote_target=True, look=look)
 
     def read(self, reader, after=START, limit=LIMIT):
         """Read all that comes after a checkpoint, in pages."""
@@ -95,14 +104,16 @@ def test_the_statement_over_a_batch_has_its_messages(outbox):
 
 
 class Counting:
-    """A connection that counts looks along the positions, and pages that are found by sorting."""
+    """A connection that counts looks along the positions and for beginnings, and pages that are found by sorting."""
 
     def __init__(self, connection):
-        self._connection, self.looks, self.sorts = connection, 0, 0
+        self._connection, self.looks, self.beginnings, self.sorts = connection, 0, 0, 0
 
     def execute(self, query, *arguments):
         text = query.as_string(None)
-        self.looks, self.sorts = self.looks + ("r.partition" in text), self.sorts + ("f.position + 0" in text)
+        self.looks += "r.partition" in text
+        self.beginnings += "SELECT r.position" in text
+        self.sorts += "f.position + 0" in text and "MATERIALIZED (SELECT f.*" not in text and "r.position" not in text
         return self._connection.execute(query, *arguments)
 
 
@@ -141,10 +152,61 @@ def test_of_what_is_deleted_after_a_look_nothing_is_read_and_the_rest_is(outbox)
     assert listed(outbox.read(outbox.reader(0))) == rest
 
 
+@pytest.fixture
+def after(outbox, database):
+    """A checkpoint behind 200 messages; 200 more follow, and one that had its position then."""
+    late = database.connect()
+    late.execute("BEGIN")
+    late.execute(
+        "INSERT INTO outbox.messages (partition_key, publication_id, message_type, data) "
+        "VALUES ('late', 'p', 't', '{}')"
+    )
+    lower = fetch_snapshot(outbox.direct)
+    outbox.produce(200)
+    late.execute("COMMIT")
+    return Checkpoint(0, 1, SnapshotRange(lower))
+
+
+def test_the_beginning_of_a_large_range_is_found_once_for_all_partitions(outbox, after):
+    expected = [outbox.positions_of(partition, 4, "position > 200") for partition in range(4)]
+    outbox.connection = counting = Counting(outbox.connection)
+    assert [listed(outbox.read(outbox.behind(partition, 4), after)) for partition in range(4)] == expected
+    assert sum(len(each) for each in expected) == 201
+    assert (counting.beginnings, counting.sorts) == (1, 0)
+
+
 def test_another_number_of_partitions_looks_anew(outbox):
     outbox.reader(0, 2).fetch(outbox.connection, START, LIMIT)
     for partition in range(3):
         assert listed(outbox.read(outbox.reader(partition, 3))) == outbox.positions_of(partition, 3)
+
+
+@pytest.mark.parametrize("why", ["forgotten", "connection", "old"])
+def test_a_beginning_that_may_be_wrong_is_not_used(outbox, after, database, monkeypatch, why):
+    if why == "old":
+        monkeypatch.setattr(shared_look, "FRESH", 0.0)
+    outbox.behind(0).fetch(outbox.connection, after, LIMIT)
+    outbox.direct.execute("UPDATE outbox.messages SET position = position - 1000 WHERE position > 200")
+    if why == "forgotten":
+        outbox.behind(0).forget()
+    elif why == "connection":
+        outbox.connection = database.connect()
+    assert listed(outbox.read(outbox.behind(1), after)) == outbox.positions_of(1, where="position < 0")
+
+
+def test_a_large_range_of_which_nothing_is_left_is_passed(outbox, after):
+    class Pruned(Counting):
+        """All is deleted between the count of the keys and the look for the first one."""
+
+        def execute(self, query, *arguments):
+            if "SELECT r.position" in query.as_string(None):
+                outbox.direct.execute("DELETE FROM outbox.messages")
+            return super().execute(query, *arguments)
+
+    pruned = Pruned(outbox.connection)
+    found = outbox.behind(1).fetch(pruned, after, LIMIT)
+    assert pruned.beginnings == 1
+    assert (found.matched_count, found.full, found.examined.window.is_open) == (0, False, False)
 
 
 @pytest.mark.parametrize("why", ["forgotten", "connection", "old"])

@@ -157,14 +157,18 @@ def test_the_first_page_of_a_large_range_reads_no_row_but_its_own(seeded):
     for statement in ("CHECKPOINT", "VACUUM ANALYZE outbox.messages"):  # what is not flushed is not all-visible
         seeded.direct().execute(statement)
     connection = seeded.connect()
-    reader, after = MessageReader(build_source()), Checkpoint(0, 5, SnapshotRange("303:303:"))
-    found = reader.fetch_extent(connection, after, LIMIT)
+    reader = MessageReader(build_source())
+    explaining: Any = Explaining(connection)
+    beginning = reader.fetch_extent(explaining, Checkpoint(0, 5, SnapshotRange("50:50:")), LIMIT)
+    assert beginning.matched_count == 0
+    assert not [n for n in explaining.nodes() if n["Node Type"] in {"Seq Scan", "Bitmap Heap Scan"}]
+    found = reader.fetch_extent(connection, beginning.examined, LIMIT)
     assert found.matched_count == LIMIT
     assert found.examined.window is not None
-    assert found.examined.window.plan is Plan.BY_SORTING
-    explaining: Any = Explaining(connection)
+    assert found.examined.window.plan is Plan.BY_POSITION
+    explaining = Explaining(connection)
 
-    rows = explaining.execute(reader.batch_relation(after, found.examined)).fetchall()
+    rows = explaining.execute(reader.batch_relation(beginning.examined, found.examined)).fetchall()
 
     assert len(rows) == LIMIT
     read = [n for n in explaining.nodes() if n["Node Type"] in {"Seq Scan", "Index Scan", "Bitmap Heap Scan"}]

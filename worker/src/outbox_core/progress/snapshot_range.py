@@ -25,7 +25,7 @@ class Plan(Enum):
     BY_POSITION = "by position"
     """A large one: along the positions, looking at each message whether it belongs."""
     BY_SORTING = "by sorting"
-    """A large one whose messages lie far apart, or whose first position is not known: all of it is looked at."""
+    """A large one whose messages lie far apart: all of it is looked at."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,14 +110,14 @@ class MessageReader:
         scan = RangeScan.of(source, self._table)
         self._scan = replace(scan, slot=slot, computed_slot=computed, slots=self.slots)
         self._types, self._publications = self._scan.types, self._scan.publications
-        self._look = None
+        look = None
         if shared is not None and part is not None:
-            self._look = PartitionLook(shared, part.partition, part.partitions.count)
+            look = PartitionLook(shared, part.partition, part.partitions.count)
         end = None if barrier is None or barrier.window is None else barrier.window.lower
         self._newest = self._scan.newest(below=_HIGH_WATER_MARK)
         self._windows = SnapshotReader(
             self._scan, self._partition, end=end, remote_target=remote_target, fetch_rows=self._fetch_rows,
-            small=self._small, look=self._look,
+            small=self._small, look=look,
         )  # fmt: skip
         # Where none is named, the checkpoint that lag is measured behind says which one it is.
         self._has_no_high_water_mark = source.cursor is Cursor.SNAPSHOT
@@ -125,8 +125,6 @@ class MessageReader:
     def forget(self) -> None:
         """Keep nothing of what the server said before: it recovered from a crash."""
         self._windows.forget()
-        if self._look is not None:
-            self._look.shared.forget()
         self.forget_ahead()
 
     def read_ahead(self, after: Checkpoint, limit: int, run: str) -> None:

@@ -7,8 +7,8 @@ after it, and so belongs to a later range. No reader waits for a transaction.
 
 The transaction ids of a range are a few and an interval (`read_range.Lookup`): a small range costs its own keys, on the
 index (transaction_id, position), sorted by position; where that finds more than a page, the later pages are read by the
-positions that it found. A range too large for that, a backlog, is read along the index of
-positions where its messages lie close together, and else by sorting all of its keys.
+positions that it found. A range too large for that, a backlog, is read along the index of positions from its first
+message on, where its messages lie close together, and else by sorting all of its keys.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.payloads import compose_messages, shipped_columns
 from outbox_worker.postgres.reading.range_scan import NOTHING_FOUND, SIZE, Limits, RangeScan
 from outbox_worker.postgres.reading.read_range import Lookup, Templates, Walk, array_text
-from outbox_worker.postgres.reading.shared_look import FRESH, Found, read_numbers
+from outbox_worker.postgres.reading.shared_look import FRESH, Found, SharedLook, read_numbers
 from outbox_worker.postgres.reading.snapshots import (
     check_snapshot,
     fetch_news,
@@ -128,6 +128,7 @@ class SnapshotReader:
         """The snapshot taken last is of a moment when no transaction was in progress."""
         self._opened: tuple[Connection, Checkpoint, str | None, str | None] | None = None
         self._shared = look
+        self._looks = SharedLook() if look is None else look.shared
         self._range_list: _RangeList | None = None
 
     def fetch(self, connection: Connection, after: Checkpoint, limit: int) -> Batch:
@@ -223,6 +224,7 @@ class SnapshotReader:
     def forget(self) -> None:
         """Open the next range anew: the server may hand out again ids that the former one takes for over."""
         self._opened = self._range_list = None
+        self._looks.forget()
 
     def _open(self, connection: Connection, after: Checkpoint, end: str | None) -> str | None:
         if self._opened is not None:
@@ -268,7 +270,7 @@ class SnapshotReader:
         if (found := self._recall(connection, span, size)) is not None:
             page, by = self._listed(connection, span, found, with_messages=with_messages), span.plan
         else:
-            page, by = self._find(span, size, look)
+            page, by = self._find(connection, span, size, look)
         if not page.rows and page.reached is None:
             return self._empty(after, span.end)
         self._in_vain = 0
@@ -328,7 +330,7 @@ class SnapshotReader:
 
         None: it looks along the positions before it.
         """
-        plan = _first_plan(window, window.plan)
+        plan = window.plan if window.plan is Plan.BY_TRANSACTION and window.lower is not None else Plan.BY_POSITION
         found = self._recall(None, window, limit)
         if found is None:
             if self._shared is None or plan is not Plan.BY_POSITION:
@@ -338,20 +340,22 @@ class SnapshotReader:
             return None
         return self._listed_page(window, array_text(found.positions))
 
-    def _find(self, span: SnapshotRange, size: int, look: Callable[[Plan], _Page]) -> tuple[_Page, Plan]:
+    def _find(
+        self, connection: Connection, span: SnapshotRange, size: int, look: Callable[[Plan], _Page]
+    ) -> tuple[_Page, Plan]:
         """Choose how to find the page."""
-        first = _first_plan(span, span.plan)
-        if first is Plan.BY_TRANSACTION:
-            page = look(first)
+        if span.plan is Plan.BY_TRANSACTION and span.lower is not None:
+            page = look(span.plan)
             if page.looked_at <= self._most_keys:
-                return page, first if page.looked_at <= self._limits.small else Plan.BY_SORTING
-            first = _first_plan(span, Plan.BY_POSITION)
-        if first is Plan.BY_POSITION:
-            page = look(first)
-            # How many rows a filter left out is not known of a shared look.
-            is_filtered = self._shared is not None and self._scan.types is not None
-            if page.reached is None or page.rows * SPARSE >= size or is_filtered:
-                return page, first
+                return page, span.plan if page.looked_at <= self._limits.small else Plan.BY_SORTING
+        if span.lower is not None and span.after == LOWEST_POSITION:
+            before = self._looks.find_beginning(connection, self._scan, span, span.lower)
+            return _Page(0, 0, 0, span.after, 0, 0, before), Plan.BY_POSITION  # its pages follow
+        page = look(Plan.BY_POSITION)
+        # How many rows a filter left out is not known of a shared look.
+        is_filtered = self._shared is not None and self._scan.types is not None
+        if page.reached is None or page.rows * SPARSE >= size or is_filtered:
+            return page, Plan.BY_POSITION
         return look(Plan.BY_SORTING), Plan.BY_SORTING
 
     def _fetch(self, connection: Connection, span: SnapshotRange, plan: Plan, size: int) -> _Page:
@@ -412,13 +416,6 @@ def _list_all(most: int) -> sql.Composed:
 
 def _count_delayed(messages: tuple[Message, ...]) -> int:
     return sum(message.deliver_after is not None for message in messages)
-
-
-def _first_plan(span: SnapshotRange, plan: Plan) -> Plan:
-    """Choose what to try first, where a page was found by `plan` before, or is the range's first one."""
-    if plan is Plan.BY_TRANSACTION and span.lower is not None:
-        return plan
-    return Plan.BY_POSITION if span.lower is None or span.after > LOWEST_POSITION else Plan.BY_SORTING
 
 
 def _fetch_rows(connection: Connection, statement: sql.Composed, _size: int | None) -> list[tuple[Any, ...]]:

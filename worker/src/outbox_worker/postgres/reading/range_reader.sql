@@ -22,6 +22,10 @@ SELECT pg_current_snapshot()::text, r.partition, count(*), max(r.position),
 FROM ({rows}) AS r
 GROUP BY r.partition
 
+-- name: fetch_beginning
+-- The position of a range's first message; of all that is committed and a lower snapshot does not see, as which snapshot sees it.
+SELECT pg_current_snapshot()::text, (SELECT r.position FROM ({rows}) AS r)
+
 -- name: examine_page
 -- How far a page of a snapshot range reaches, where no filter on types lets only some through: nothing is shipped but the
 -- last position and the counts, and where looking for the rows again would take long, their positions. `reached` and at last the

@@ -23,8 +23,11 @@ from typing import TYPE_CHECKING, Final
 from psycopg import sql
 
 from outbox_core.progress.snapshot import parse_snapshot
+from outbox_core.progress.snapshot_range import Plan
 from outbox_worker.postgres.call import fetch_rows
 from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.reading.read_range import Lookup
+from outbox_worker.postgres.template import Template
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,16 +121,53 @@ class _Look:
         return self.places[partition].page(span, size, self.reached)
 
 
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """All that `snapshot` sees and `lower` does not lies behind the position `before`; None: there is nothing."""
+
+    connection: Connection
+    until: float
+    lower: str
+    snapshot: str
+    before: int | None
+
+    def serves(self, connection: Connection, span: SnapshotRange) -> bool:
+        """Say whether all of the span is among those messages."""
+        if self.connection is not connection or time.monotonic() >= self.until:
+            return False
+        lower, upper = span.snapshots
+        return lower.covers(parse_snapshot(self.lower)) and parse_snapshot(self.snapshot).covers(upper)
+
+
 class SharedLook:
     """Shared by the readers of all partitions of a process, which one thread uses."""
 
     def __init__(self) -> None:
         """Begin without a look."""
         self._kept: deque[_Look] = deque(maxlen=KEPT)
+        self._beginnings: deque[_Beginning] = deque(maxlen=KEPT)
 
     def forget(self) -> None:
         """Use nothing that was noted: the server may have recovered from a crash."""
         self._kept.clear()
+        self._beginnings.clear()
+
+    def find_beginning(self, connection: Connection, scan: RangeScan, span: SnapshotRange, lower: str) -> int | None:
+        """Return a position behind which all of a span lies that has this lower snapshot; None: it has no message.
+
+        All keys of the range are looked through, once for all partitions.
+        """
+        for known in self._beginnings:
+            if known.serves(connection, span):
+                return known.before
+        everyone = replace(scan, slot=None, slots=())
+        wanted = Lookup(lower, None, size=1)
+        _, rows = everyone.page(everyone.table.position, wanted, Plan.BY_SORTING, 1)
+        found = fetch_rows(connection, Template(load("fetch_beginning").format(rows=rows)).fill(wanted.numbers))
+        snapshot, position = found[0]
+        before = None if position is None else position - 1
+        self._beginnings.appendleft(_Beginning(connection, time.monotonic() + FRESH, lower, snapshot, before))
+        return before
 
     def recall(
         self,
