@@ -21,6 +21,9 @@ _INDEX_ENTRY = Struct(">QQQIB")
 """Of a chunk: first offset, time, epoch, where it begins in its segment, kind."""
 _CHUNK_HEAD = Struct(">BBHI")
 """Magic, kind, entries, messages."""
+_FILE_HEAD = 8
+_USER_CHUNK = 0
+"""The kind of a chunk of messages."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Entry:
     body: bytes
     at: float
     """When the broker had it, in seconds since 1970."""
+    offset: int
 
 
 def read_stream(
@@ -48,7 +52,7 @@ async def _read(server: RabbitmqServer, stream: str, count: int, seconds: float,
     found: list[Entry] = []
 
     async def take(message: AMQPMessage, context: MessageContext) -> None:
-        found.append(_entry(message, context.timestamp / 1000))
+        found.append(_entry(message, context))
 
     consumer = Consumer("127.0.0.1", server.stream_port, username="tests", password="s3cret word")
     try:
@@ -69,27 +73,30 @@ def count_written(server: RabbitmqServer, stream: str) -> int:
     """Return how many messages a stream has, from the files of its node.
 
     The broker itself counts them anew every five seconds, which is too seldom to measure with. Layout of the files:
-    osiris, `src/osiris_log.erl`. The folder is named for the virtual host, `/`, and the stream.
+    osiris, `src/osiris_log.erl`. The folder is named for the virtual host, `/`, and the stream. What the broker notes
+    of publishers is in chunks of its own, which have offsets too: a new segment begins with one.
     """
-    indexes = sorted(Path(server.directory).glob(f"data/*/stream/__{stream}_*/*.index"))
-    if not indexes or indexes[-1].stat().st_size < 8 + _INDEX_ENTRY.size:
-        return 0
-    with indexes[-1].open("rb") as index:
-        entries = (indexes[-1].stat().st_size - 8) // _INDEX_ENTRY.size
-        index.seek(8 + (entries - 1) * _INDEX_ENTRY.size)
-        first, _, _, place, _ = _INDEX_ENTRY.unpack(index.read(_INDEX_ENTRY.size))
-    with indexes[-1].with_suffix(".segment").open("rb") as segment:
-        segment.seek(place)
-        head = segment.read(_CHUNK_HEAD.size)
-    return int(first + _CHUNK_HEAD.unpack(head)[3]) if len(head) == _CHUNK_HEAD.size else int(first)
+    next_offset = notes = 0
+    for path in sorted(Path(server.directory).glob(f"data/*/stream/__{stream}_*/*.index")):
+        entries = path.read_bytes()[_FILE_HEAD:]
+        whole = entries[: len(entries) // _INDEX_ENTRY.size * _INDEX_ENTRY.size]
+        found = list(_INDEX_ENTRY.iter_unpack(whole))
+        notes += sum(kind != _USER_CHUNK for *_, kind in found)
+        if found:
+            first, _, _, place, _ = found[-1]
+            with path.with_suffix(".segment").open("rb") as segment:
+                segment.seek(place)
+                head = segment.read(_CHUNK_HEAD.size)
+            next_offset = first + (_CHUNK_HEAD.unpack(head)[3] if len(head) == _CHUNK_HEAD.size else 0)
+    return int(next_offset - notes)
 
 
-def _entry(message: AMQPMessage, at: float) -> Entry:
+def _entry(message: AMQPMessage, context: MessageContext) -> Entry:
     about = message.properties
     headers = {_text(name): _text(value) for name, value in (message.application_properties or {}).items()}
     return Entry(
         str(_text(about.message_id)), _text(about.subject), _text(about.content_type), about.creation_time, headers,
-        bytes(message.body), at,
+        bytes(message.body), context.timestamp / 1000, context.offset,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -84,18 +85,25 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60.0) 
 
 # Each process begins elsewhere, also where its `random` has a fixed seed.
 _turns = itertools.count(secrets.randbelow(19_000))
+_chosen: deque[socket.socket] = deque(maxlen=200)
+"""Held until their servers listen."""
 
 
 def free_port() -> int:
     """Choose a port for a server that is started later.
 
-    Those that the kernel hands out lie above: on a busy machine one of them is soon taken. No port is chosen twice.
+    Those that the kernel hands out lie above: on a busy machine one of them is soon taken. No port is chosen twice, by
+    this process or by another one: a socket with its number as a name says that it is chosen.
     """
     while True:
         port = 11_000 + next(_turns) % 19_000
+        chosen = socket.socket(socket.AF_UNIX)
         with socket.socket() as probe, contextlib.suppress(OSError):
+            chosen.bind(f"\0outbox-operator-tests-{port}")
             probe.bind(("", port))
+            _chosen.append(chosen)
             return port
+        chosen.close()
 
 
 def binaries(version: str) -> Path:

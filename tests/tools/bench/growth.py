@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.tools.bench.turns import Turns
     from tests.tools.ledger.account import Handled
 
-_ROWS = 120_000
+_ROWS = 240_000
 """Handled in each run, at least, where messages have the usual size."""
 _BYTES = 160_000_000
 """Handled in each run, about, where they have another: several batches, however large they are."""

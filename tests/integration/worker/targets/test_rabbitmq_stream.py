@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.servers.postgres import wait_until
 from tests.support.servers.proxy import Relay
-from tests.support.streams import STREAM, read_stream
+from tests.support.streams import STREAM, count_written, read_stream
 from tests.support.worker import build_config
 
 
@@ -34,6 +34,18 @@ def start(outbox, workers, rabbitmq, stream, uri=None, **fields):
 
 def read_ids(rabbitmq, stream, count):
     return [each.message_id for each in read_stream(rabbitmq, stream, count)]
+
+
+def test_what_the_broker_notes_of_publishers_is_no_message(outbox, workers, rabbitmq):
+    """A new segment of a stream begins with such a note, which has an offset: the tests' own count leaves it out."""
+    ids = outbox.produce(6000)
+    segments = {"x-stream-max-segment-size-bytes": 500_000}
+    with rabbitmq.queue(name := f"orders-{uuid.uuid4().hex[:8]}", **STREAM, **segments):
+        start(outbox, workers, rabbitmq, name).wait_for("all is stored", lambda r: r.handled == 6000, 30)
+        wait_until(lambda: count_written(rabbitmq, name) == 6000, "the files have 6,000 messages", 10)
+        found = read_stream(rabbitmq, name, 6000)
+    assert [each.message_id for each in found] == ids
+    assert found[-1].offset > 6000
 
 
 def test_messages_arrive_in_order_with_their_properties(outbox, workers, rabbitmq, stream):

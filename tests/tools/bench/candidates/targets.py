@@ -116,7 +116,7 @@ class Stream(Queue):
 
     def __init__(self) -> None:
         super().__init__(STREAM["x-queue-type"])
-        self._taken = 0
+        self._taken = self._offset = 0
 
     @override
     def spec(self) -> dict[str, Any]:
@@ -132,8 +132,9 @@ class Stream(Queue):
 
     @override
     def take(self) -> Iterable[Handled]:
-        entries = read_stream(self._place.broker, self.name, self.count(), 120.0, offset=self._taken)
+        entries = read_stream(self._place.broker, self.name, self.count(), 120.0, offset=self._offset)
         self._taken += len(entries)
+        self._offset = entries[-1].offset + 1 if entries else self._offset
         return [Handled.read(each.message_id, each.body) for each in entries]
 
 
