@@ -85,8 +85,9 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60.0) 
 
 # Each process begins elsewhere, also where its `random` has a fixed seed.
 _turns = itertools.count(secrets.randbelow(19_000))
-_chosen: deque[socket.socket] = deque(maxlen=200)
-"""Held until their servers listen."""
+_chosen: deque[socket.socket] = deque()
+_HELD = 200
+"""Ports that are held: meanwhile their servers begin to listen."""
 
 
 def free_port() -> int:
@@ -102,6 +103,8 @@ def free_port() -> int:
             chosen.bind(f"\0outbox-operator-tests-{port}")
             probe.bind(("", port))
             _chosen.append(chosen)
+            if len(_chosen) > _HELD:
+                _chosen.popleft().close()
             return port
         chosen.close()
 

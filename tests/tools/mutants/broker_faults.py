@@ -149,7 +149,7 @@ BROKER: Final = (
     fault(
         "a stream is given no numbers",
         f"{WORKER}/targets/rabbitmq_stream.py",
-        'own = "" if number is None or attempt.failed else f"{_PREFIX}{attempt.space}"',
+        'own = "" if number is None or attempt.failed else attempt.reference',
         'own = ""',
         f"{_STREAM}::test_killed_between_confirm_and_checkpoint_the_stream_has_each_once",
     ),

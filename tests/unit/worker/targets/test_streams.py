@@ -19,30 +19,43 @@ TEXT = st.text(st.characters(codec="utf-8"), max_size=300)
 MAYBE = st.none() | TEXT
 
 
-@given(TEXT, MAYBE, MAYBE, MAYBE, MAYBE, st.none() | st.datetimes(timezones=st.just(UTC)), st.integers(0, 2**62))
-def test_any_message_is_read_back(message_id, kind, publication, key, data, at, epoch):
-    encoder = StreamEncoder(processor_id="orders", pod="pod-0")
-    sent = Message(8, 15, message_id, kind, publication, key, data, None, at)
-    found = amqp_decoder(encoder.encode(sent, epoch))
+ENCODER = StreamEncoder(processor_id="orders", pod="pod-0")
+"""One for all messages: it keeps what it encoded."""
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+TRACES: dict[str | None, dict[str, bytes]] = {None: {}, "{}": {}} | {
+    f'{{"traceparent": "{PARENT}"{more}}}': {"traceparent": PARENT.encode()} | known
+    for more, known in (("", {}), (', "tracestate": "shop=7"', {"tracestate": b"shop=7"}))
+}
 
+
+MESSAGES = st.builds(
+    Message, st.just(8), st.just(15), TEXT, MAYBE, MAYBE, MAYBE, MAYBE, st.sampled_from(list(TRACES)),
+    st.none() | st.datetimes(timezones=st.just(UTC)),
+)  # fmt: skip
+
+
+@given(MESSAGES, st.sampled_from([0, 1, 2**62]))
+def test_any_message_is_read_back(sent, epoch):
+    found = amqp_decoder(ENCODER.encode(sent, epoch))
     about, headers = found.properties, {k.decode(): v for k, v in found.application_properties.items()}
-    assert about.message_id == message_id.encode()
-    assert about.subject == (None if kind is None else kind.encode())
-    assert about.content_type == (None if data is None else b"application/json")
-    assert bytes(found.body) == (b"" if data is None else data.encode())
+    assert about.message_id == sent.message_id.encode()
+    assert about.subject == (None if sent.message_type is None else sent.message_type.encode())
+    assert about.content_type == (None if sent.data is None else b"application/json")
+    assert bytes(found.body) == (b"" if sent.data is None else sent.data.encode())
+    at = sent.scheduled
     milliseconds = None if at is None else (at - datetime.fromtimestamp(0, UTC)).total_seconds() * 1000
     assert about.creation_time == (None if milliseconds is None else pytest.approx(milliseconds, abs=1.0))
     expected = {
         "x-outbox-processor": b"orders", "x-outbox-pod": b"pod-0", "x-outbox-epoch": epoch,
         "x-outbox-checkpoint": b"8:15",
     }  # fmt: skip
-    if publication is not None:
-        expected["x-outbox-publication"] = publication.encode()
-    if key is not None:
-        expected["x-outbox-partition-key"] = key.encode()
-    if data is None:
+    if sent.publication_id is not None:
+        expected["x-outbox-publication"] = sent.publication_id.encode()
+    if sent.partition_key is not None:
+        expected["x-outbox-partition-key"] = sent.partition_key.encode()
+    if sent.data is None:
         expected["x-outbox-tombstone"] = True
-    assert headers == expected
+    assert headers == expected | TRACES[sent.metadata]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**63), st.binary(max_size=400)), max_size=5))
@@ -69,6 +82,8 @@ def test_a_frame_that_ends_too_early_is_not_read():
         frames.read_frame(b"\0\x10\0\1\0\x09abc").string()
     with pytest.raises(frames.UnreadableError):
         frames.read_frame(b"\0\3\0\1\1\0\0").long()
+    with pytest.raises(frames.UnreadableError):
+        frames.read_frame(b"\0\3\0\1" + 12 * b"\0").longs(2)
 
 
 def test_codes_are_named():

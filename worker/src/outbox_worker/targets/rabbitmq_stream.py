@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from typing_extensions import override
 
@@ -42,20 +42,21 @@ _WINDOW: Final = 65_536
 """Bytes in one frame: the broker works while the next ones are encoded."""
 
 
+_Entries: TypeAlias = list[tuple[int, bytes]]
+
+
 @dataclass(slots=True)
 class _Attempt:
-    """One attempt at a batch: its messages with their numbers, what was sent of them, and why some failed.
-
-    What is sent is known by publisher and number. A publisher without a name of its numbers has some all the same: they
-    mean nothing but to this connection, whose confirms name them.
-    """
+    """One attempt at a batch: its messages with their numbers, what was sent of them, and why some failed."""
 
     messages: list[tuple[int | None, Message]]
-    space: str
+    reference: str
+    """The name of the numbers."""
     stops: bool
     """Nothing is sent behind a message that fails."""
-    sent: dict[tuple[int, int], Message] = field(default_factory=dict)
-    unnumbered: set[tuple[int, int]] = field(default_factory=set)
+    sent: list[Message] = field(default_factory=list)
+    unnumbered: dict[tuple[int, int], Message] = field(default_factory=dict)
+    """Of `sent`, by publisher and number: that means nothing but to this connection, whose confirms name it."""
     failed: dict[Checkpoint, HandlerError] = field(default_factory=dict)
 
 
@@ -116,40 +117,43 @@ class RabbitmqStreamSink(OutsideTransaction):
         except BaseException:
             self._give_up(batch, attempt)
             raise
-        return self._taken.conclude(batch, attempt.sent.values(), attempt.failed)
+        return self._taken.conclude(batch, attempt.sent, attempt.failed)
 
     def _begin(self, batch: Batch, epoch: int) -> _Attempt:
-        left = {message.pair for message in self._taken.left_of(batch, epoch)}
-        numbered = zip(list_numbers(batch), batch, strict=True)
+        left, numbers = self._taken.left_of(batch, epoch), list_numbers(batch)
+        messages = list(zip(numbers, batch, strict=True))
+        if len(left) < len(messages):
+            pairs = {message.pair for message in left}
+            messages = [(number, message) for number, message in messages if message.pair in pairs]
         space = "" if batch.after.numbering is None else batch.after.numbering.space
-        messages = [(number, message) for number, message in numbered if message.pair in left]
         # Of held messages those that are not named are settled, so none may be left out unnamed.
-        return _Attempt(messages, space, self._stops and not batch.is_retried)
+        return _Attempt(messages, f"{_PREFIX}{space}", self._stops and not batch.is_retried)
 
     def _publish(self, attempt: _Attempt, epoch: int) -> None:
         deadline = time.monotonic() + self._timeout
         connection = self._open()
-        for reference, entries in self._encode(attempt, epoch, connection.frame_max):
+        for reference, entries, messages in self._encode(attempt, epoch, connection.frame_max):
             publisher, has = connection.declare(reference)
             if has >= entries[0][0]:
                 extra = {"first": entries[0][0], "has": has}
                 _log.info("the stream has messages beyond the checkpoint", extra=extra)
-            keys = [((publisher, number), message) for number, message, _ in entries]
-            attempt.sent.update(keys)
-            connection.publish(publisher, [(number, encoded) for number, _, encoded in entries], deadline=deadline)
+            attempt.sent += messages
+            connection.publish(publisher, entries, deadline=deadline)
             if not reference:  # only now: before, an alarm would let them count as confirmed
-                attempt.unnumbered.update(key for key, _ in keys)
+                keys = ((publisher, number) for number, _ in entries)
+                attempt.unnumbered.update(zip(keys, messages, strict=True))
         connection.await_confirms(deadline=deadline)
 
-    def _encode(
-        self, attempt: _Attempt, epoch: int, frame_max: int
-    ) -> Iterator[tuple[str, list[tuple[int, Message, bytes]]]]:
+    def _encode(self, attempt: _Attempt, epoch: int, frame_max: int) -> Iterator[tuple[str, _Entries, list[Message]]]:
         """Give out what goes into one frame, in order, and the name of its numbers; no name: they mean nothing."""
         most = frame_max - PUBLISH_OVERHEAD - ENTRY_OVERHEAD
-        entries: list[tuple[int, Message, bytes]] = []
+        window = min(_WINDOW, most)
+        entries: _Entries = []
+        messages: list[Message] = []
         reference, size = "", 0
         for number, message in attempt.messages:
             encoded = self._encoder.encode(message, epoch)
+            takes = len(encoded) + ENTRY_OVERHEAD
             if len(encoded) > most:
                 attempt.failed[message.checkpoint] = build_refusal(
                     message, f"it takes {len(encoded)} bytes, and the broker's frame_max leaves {most} for one message"
@@ -158,15 +162,16 @@ class RabbitmqStreamSink(OutsideTransaction):
                     break
                 continue
             # Behind one that is not in the stream none is sent with a number: that one's would come too late.
-            own = "" if number is None or attempt.failed else f"{_PREFIX}{attempt.space}"
-            if entries and (own != reference or size + len(encoded) + ENTRY_OVERHEAD > min(_WINDOW, most)):
-                yield reference, entries
-                entries, size = [], 0
+            own = "" if number is None or attempt.failed else attempt.reference
+            if entries and (own != reference or size + takes > window):
+                yield reference, entries, messages
+                entries, messages, size = [], [], 0
             reference = own
-            entries.append((self._next() if number is None or not own else number, message, encoded))
-            size += len(encoded) + ENTRY_OVERHEAD
+            entries.append((self._next() if number is None or not own else number, encoded))
+            messages.append(message)
+            size += takes
         if entries:
-            yield reference, entries
+            yield reference, entries, messages
 
     def _next(self) -> int:
         self._unnumbered += 1
@@ -175,8 +180,8 @@ class RabbitmqStreamSink(OutsideTransaction):
     def _give_up(self, batch: Batch, attempt: _Attempt) -> None:
         """Drop the connection; remember what of messages without numbers is in the stream."""
         if self._connection is not None:
-            taken = attempt.unnumbered - self._connection.outstanding
-            self._taken.add(batch, (attempt.sent[key] for key in attempt.sent if key in taken))
+            waiting = self._connection.outstanding
+            self._taken.add(batch, (message for key, message in attempt.unnumbered.items() if key not in waiting))
         self.close()
 
     def _open(self) -> StreamConnection:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from itertools import repeat
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import ConfigurationError, OutboxError, TransientError
@@ -153,7 +155,7 @@ class StreamConnection:
 
     def publish(self, publisher: int, entries: list[tuple[int, bytes]], *, deadline: float) -> None:
         """Write one frame of messages with their numbers, and take what the broker says meanwhile."""
-        self.outstanding.update((publisher, number) for number, _ in entries)
+        self.outstanding.update(zip(repeat(publisher), map(itemgetter(0), entries)))
         self._wire.exchange(frames.publish(publisher, entries), deadline, lambda: True)
 
     def await_confirms(self, *, deadline: float) -> None:
@@ -212,7 +214,7 @@ class StreamConnection:
         match found.key:
             case Key.PUBLISH_CONFIRM:
                 publisher = found.short()
-                self.outstanding.difference_update([(publisher, found.long()) for _ in range(found.number())])
+                self.outstanding.difference_update(zip(repeat(publisher), found.longs(found.number())))
             case Key.PUBLISH_ERROR:
                 found.short()
                 found.number()

@@ -1,53 +1,77 @@
 """PURE: a message as AMQP 1.0 writes it, which is what clients of streams expect to read.
 
 Sections and types: OASIS AMQP 1.0, part 3 section 2 (message format) and part 1 section 6 (types). The application
-properties are the headers of target `rabbitmq`; what all messages share is encoded once.
+properties are the headers of target `rabbitmq`. What many messages share is encoded once, and a message is put together
+as in `outbox_worker.targets.amqp.encoder`: as text of which each character is one byte.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from outbox_worker.targets.trace_context import read_trace
 
 if TYPE_CHECKING:
     from outbox_core.message import Message
 
-_PROPERTIES: Final = b"\x00\x53\x73"
-_APPLICATION_PROPERTIES: Final = b"\x00\x53\x74"
-_DATA: Final = b"\x00\x53\x75"
-_NULL: Final = b"\x40"
-_TRUE: Final = b"\x41"
-_LIST: Final = b"\xd0"
-_MAP: Final = b"\xd1"
+_PROPERTIES: Final = "\x00\x53\x73"
+_APPLICATION_PROPERTIES: Final = "\x00\x53\x74"
+_DATA: Final = "\x00\x53\x75"
+_NULL: Final = "\x40"
+_TRUE: Final = "\x41"
+_TIMESTAMP: Final = "\x83"
+_LIST: Final = "\xd0"
+_MAP: Final = "\xd1"
+_TEXT: Final = "\xa1", "\xb1"
+_SYMBOL: Final = "\xa3", "\xb3"
+_BINARY: Final = "\xa0", "\xb0"
+"""The codes of a type, with a length of 1 and of 4 bytes."""
+_SIZE: Final = Struct(">I")
 _COMPOUND: Final = Struct(">II")
-_TIMESTAMP: Final = Struct(">cq")
 _LONG: Final = Struct(">cq")
+_MOMENT: Final = Struct(">q")
 _BYTE_LENGTH: Final = 256
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _PAIR: Final = 2
+_KEPT: Final = 10_000
+"""Shapes of which what was encoded is kept."""
+
+_Shape: TypeAlias = tuple[str | None, str | None, int, int | None, int, int, int, bool, bool]
+"""What of a message decides what stands between its values: type, publication, lengths of place, key and id, number and
+length of the trace context's headers, whether it has a payload and a time."""
+_Layout: TypeAlias = tuple[str, str, str, str]
+"""What stands before the id, the time, the place, and the key."""
 
 
-def _variable(short: bytes, long: bytes, value: bytes) -> bytes:
-    """Encode with a length of 1 or of 4 bytes."""
-    size = len(value)
-    if size < _BYTE_LENGTH:
-        return b"%b%c%b" % (short, size, value)
-    return b"%b%b%b" % (long, size.to_bytes(4, "big"), value)
+def _characters(data: bytes) -> str:
+    """Return bytes as text with a character for each."""
+    return data.decode("latin-1")
 
 
-def _text(value: str) -> bytes:
-    return _variable(b"\xa1", b"\xb1", value.encode())
+def _utf8(text: str) -> str:
+    """Return a text in UTF-8, as text with a character for each byte."""
+    return text if text.isascii() else _characters(text.encode())
 
 
-def _compound(kind: bytes, count: int, items: bytes) -> bytes:
-    return kind + _COMPOUND.pack(len(items) + 4, count) + items
+def _begin(kind: tuple[str, str], size: int) -> str:
+    """Return what stands before a value of so many bytes."""
+    short, long = kind
+    return short + chr(size) if size < _BYTE_LENGTH else long + _characters(_SIZE.pack(size))
 
 
-_JSON: Final = _variable(b"\xa3", b"\xb3", b"application/json")
+def _text(value: str) -> str:
+    encoded = _utf8(value)
+    return _begin(_TEXT, len(encoded)) + encoded
+
+
+def _begin_compound(kind: str, count: int, size: int) -> str:
+    return kind + _characters(_COMPOUND.pack(size + 4, count))
+
+
+_JSON: Final = _begin(_SYMBOL, len("application/json")) + "application/json"
 _PLACE: Final = _text("x-outbox-checkpoint")
 _PUBLICATION: Final = _text("x-outbox-publication")
 _KEY: Final = _text("x-outbox-partition-key")
@@ -59,49 +83,60 @@ class StreamEncoder:
 
     def __init__(self, *, processor_id: str, pod: str) -> None:
         """Prepare what is the same in every message: `x-outbox-processor` and `x-outbox-pod`."""
-        self._same = b"".join(map(_text, ("x-outbox-processor", processor_id, "x-outbox-pod", pod)))
-        self._of_epoch: tuple[int, bytes] = (-1, b"")
+        self._same = "".join(map(_text, ("x-outbox-processor", processor_id, "x-outbox-pod", pod)))
+        self._epoch = -1
+        self._of_owner = ""
+        self._layouts: dict[_Shape, _Layout] = {}
+        self._stamped: tuple[datetime | None, str] = (None, "")
 
     def encode(self, message: Message, epoch: int) -> bytes:
         """Return properties, application properties and the payload as data; `epoch`: `x-outbox-epoch`."""
-        payload = b"" if message.data is None else message.data.encode()
-        return b"".join(
-            (
-                _PROPERTIES,
-                _properties(message),
-                _APPLICATION_PROPERTIES,
-                self._headers(message, epoch),
-                _DATA,
-                _variable(b"\xa0", b"\xb0", payload),
-            )
-        )
+        if self._epoch != epoch:
+            self._epoch = epoch
+            self._of_owner = self._same + _text("x-outbox-epoch") + _characters(_LONG.pack(b"\x81", epoch))
+            self._layouts.clear()
+        transaction_id, position, name, kind, publication, key, data, metadata, scheduled, _ = message
+        place, body, key_size = f"{transaction_id}:{position}", data or "", None
+        if not (name.isascii() and body.isascii()):
+            name, body = _utf8(name), _utf8(body)
+        if key is not None:
+            key_size = len(key := _utf8(key))
+        headers = () if metadata is None else read_trace(metadata).items()
+        trace = "".join(f"{_text(header)}{_text(value)}" for header, value in headers) if headers else ""
+        stamp = "" if scheduled is None else self._stamp(scheduled)
+        shape = (
+            kind, publication, len(place), key_size, len(name), len(headers), len(trace), data is None, stamp == "",
+        )  # fmt: skip
+        before, dated, owned, named = self._layouts.get(shape) or self._lay_out(shape)
+        sized = _begin(_BINARY, len(body))
+        text = f"{before}{name}{dated}{stamp}{owned}{place}{named}{key or ''}{trace}{_DATA}{sized}{body}"
+        return text.encode("latin-1")
 
-    def _headers(self, message: Message, epoch: int) -> bytes:
-        if self._of_epoch[0] != epoch:
-            self._of_epoch = (epoch, self._same + _text("x-outbox-epoch") + _LONG.pack(b"\x81", epoch))
-        parts = [self._of_epoch[1], _PLACE, _text(message.pair)]
-        count = 4
-        if message.publication_id is not None:
-            parts += (_PUBLICATION, _text(message.publication_id))
-            count += 1
-        if message.partition_key is not None:
-            parts += (_KEY, _text(message.partition_key))
-            count += 1
-        if message.data is None:
-            parts.append(_TOMBSTONE)
-            count += 1
-        for name, value in read_trace(message.metadata).items():
-            parts += (_text(name), _text(value))
-            count += 1
-        return _compound(_MAP, count * _PAIR, b"".join(parts))
+    def _stamp(self, moment: datetime) -> str:
+        """Return a time in milliseconds; the messages of a transaction have the same."""
+        if moment != self._stamped[0]:
+            self._stamped = (moment, _characters(_MOMENT.pack((moment - _EPOCH) // _MILLISECOND)))
+        return self._stamped[1]
 
+    def _lay_out(self, shape: _Shape) -> _Layout:
+        """Encode what stands between the values of every message of this shape.
 
-def _properties(message: Message) -> bytes:
-    """message-id, user-id, to, subject, reply-to, correlation-id, content-type, ..., creation-time."""
-    subject = _NULL if message.message_type is None else _text(message.message_type)
-    content = _NULL if message.data is None else _JSON
-    fields = [_text(message.message_id), _NULL, _NULL, subject, _NULL, _NULL, content]
-    if message.scheduled is not None:
-        milliseconds = (message.scheduled - _EPOCH) // _MILLISECOND
-        fields += (_NULL, _NULL, _TIMESTAMP.pack(b"\x83", milliseconds))
-    return _compound(_LIST, len(fields), b"".join(fields))
+        Properties: message-id, user-id, to, subject, reply-to, correlation-id, content-type, ..., creation-time.
+        """
+        kind, publication, place_size, key_size, name_size, traced, trace_size, is_tombstone, is_undated = shape
+        identity, moment = _begin(_TEXT, name_size), 0 if is_undated else _MOMENT.size
+        dated = _NULL * 2 + (_NULL if kind is None else _text(kind)) + _NULL * 2 + (_NULL if is_tombstone else _JSON)
+        dated += "" if is_undated else _NULL * 2 + _TIMESTAMP
+        size = len(identity) + name_size + len(dated) + moment
+        before = _PROPERTIES + _begin_compound(_LIST, 7 if is_undated else 10, size) + identity
+
+        placed = self._of_owner + _PLACE + _begin(_TEXT, place_size)
+        named = "" if publication is None else _PUBLICATION + _text(publication)
+        named += _TOMBSTONE if is_tombstone else ""
+        named += "" if key_size is None else _KEY + _begin(_TEXT, key_size)
+        size = len(placed) + place_size + len(named) + (key_size or 0) + trace_size
+        count = 4 + (publication is not None) + is_tombstone + (key_size is not None) + traced
+        owned = _APPLICATION_PROPERTIES + _begin_compound(_MAP, count * _PAIR, size) + placed
+        if len(self._layouts) >= _KEPT:
+            self._layouts.clear()
+        return self._layouts.setdefault(shape, (before, dated, owned, named))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from struct import Struct, error
+from struct import Struct, error, unpack_from
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -159,6 +159,14 @@ class Received:
     def long(self) -> int:
         """Read a number of 8 bytes."""
         return self._take(_U64)
+
+    def longs(self, count: int) -> tuple[int, ...]:
+        """Read so many numbers of 8 bytes."""
+        if count * _U64.size > len(self._data) - self._at:
+            raise UnreadableError
+        values = unpack_from(f">{count}Q", self._data, self._at)
+        self._at += count * _U64.size
+        return values
 
     def string(self) -> str:
         """Read text; one that is not there is empty."""
