@@ -55,6 +55,13 @@ class Outbox:
             yield batch
             after = batch.examined
 
+    def doubt(self, why, database):
+        """Forget what was noted, or go on with another connection."""
+        if why == "forgotten":
+            self.reader().forget()
+        elif why == "connection":
+            self.connection = database.connect()
+
     def positions_of(self, partition, count=2, where="true"):
         rows = self.direct.execute(
             f"SELECT partition_key, position FROM outbox.messages WHERE {where} ORDER BY position"
@@ -187,10 +194,7 @@ def test_a_beginning_that_may_be_wrong_is_not_used(outbox, after, database, monk
         monkeypatch.setattr(shared_look, "FRESH", 0.0)
     outbox.behind(0).fetch(outbox.connection, after, LIMIT)
     outbox.direct.execute("UPDATE outbox.messages SET position = position - 1000 WHERE position > 200")
-    if why == "forgotten":
-        outbox.behind(0).forget()
-    elif why == "connection":
-        outbox.connection = database.connect()
+    outbox.doubt(why, database)
     assert listed(outbox.read(outbox.behind(1), after)) == outbox.positions_of(1, where="position < 0")
 
 
@@ -216,10 +220,7 @@ def test_a_look_that_may_be_wrong_is_not_used(outbox, database, monkeypatch, why
         monkeypatch.setattr(shared_look, "FRESH", 0.0)
     outbox.reader(0).fetch(outbox.connection, START, LIMIT)
     outbox.direct.execute("UPDATE outbox.messages SET partition_key = 'key-' || (position + 1) % 50")
-    if why == "forgotten":
-        outbox.reader(0).forget()
-    elif why == "connection":
-        outbox.connection = database.connect()
+    outbox.doubt(why, database)
     assert listed(outbox.read(outbox.reader(1))) == outbox.positions_of(1)
 
 

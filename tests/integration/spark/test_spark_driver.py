@@ -88,11 +88,19 @@ def test_killed_in_the_middle_of_a_batch_and_its_directory_lost_it_goes_on_from_
     assert report.batches >= 4, "the read limit is 100"
     orders.check_exact()
     orders.produce(400)
-    wait_until(lambda: any(orders.files.glob("_outbox/*/*")), "files are being written", PATIENCE)
+
+    def is_writing():
+        """A batch may be written between two looks, so another one follows."""
+        found = any(orders.files.glob("_outbox/*/*"))
+        if not found:
+            orders.produce(20)
+        return found
+
+    wait_until(is_writing, "files are being written", PATIENCE)
     driver.kill()
     shutil.rmtree(tmp_path / "query")
     again = drivers.launch(home, jvm=shared_jvm)
-    wait_handled(again, orders, 780)
+    wait_handled(again, orders, orders.produced)
     end_gracefully(again)
     orders.check_exact()
     assert not any(orders.files.glob("_outbox/*/*")), "what the first driver left is swept"

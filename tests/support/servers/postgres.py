@@ -85,7 +85,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60.0) 
 
 # Each process begins elsewhere, also where its `random` has a fixed seed.
 _turns = itertools.count(secrets.randbelow(19_000))
-_chosen: deque[socket.socket] = deque()
+_chosen: deque[int] = deque()
 _HELD = 200
 """Ports that are held: meanwhile their servers begin to listen."""
 
@@ -102,9 +102,9 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             chosen.bind(f"\0outbox-operator-tests-{port}")
             probe.bind(("", port))
-            _chosen.append(chosen)
+            _chosen.append(chosen.detach())  # the end of the process closes it
             if len(_chosen) > _HELD:
-                _chosen.popleft().close()
+                os.close(_chosen.popleft())
             return port
         chosen.close()
 
