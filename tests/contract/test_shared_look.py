@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from typing_extensions import override
 
 from outbox_core.partition import partition_of
 from outbox_core.progress.checkpoint import Checkpoint
@@ -202,6 +203,7 @@ def test_a_large_range_of_which_nothing_is_left_is_passed(outbox, after):
     class Pruned(Counting):
         """All is deleted between the count of the keys and the look for the first one."""
 
+        @override
         def execute(self, query, *arguments):
             if "SELECT r.position" in query.as_string(None):
                 outbox.direct.execute("DELETE FROM outbox.messages")

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from typing_extensions import override
 
 from outbox_core.processor import outcomes
 from outbox_core.processor.outcomes import HeldLease
@@ -79,7 +80,8 @@ class Partition(OneRunner):
         super().__init__(replace(IDLE, step=Step.HANDLE, due=0.0), log)
         self.backlog_place, self.stride, self.end, self.at = place, stride, end, []
 
-    def advance(self, outcome=None):  # noqa: ARG002 - none comes
+    @override
+    def advance(self, outcome=None):
         self.at.append((time.monotonic(), self.backlog_place))
         self.backlog_place += self.stride
         step = Step.END if self.backlog_place >= self.end else Step.HANDLE
