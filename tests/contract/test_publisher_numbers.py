@@ -14,6 +14,7 @@ from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.progress.numbering import number_batch
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import ResourceRef
+from outbox_worker.postgres.call import fetch_one
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
 from outbox_worker.postgres.progress import checkpoints, numbers
@@ -145,6 +146,17 @@ def test_the_number_is_as_durable_as_the_checkpoint(connection, owner):
         assert checkpoints.store(connection, KEY, new=third, expected=second, **lease) is StoreAnswer.STORED
         numbers.store_number(connection, KEY, third, third.numbering)
     assert begin(connection, lease, at=SECOND).numbering == second.numbering
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["stored", "refused"])
+def test_one_statement_stores_checkpoint_and_number_or_neither(connection, owner, refused):
+    lease, second = owner
+    third = passed(second, THIRD, 4)
+    store = checkpoints.compose_store(KEY, new=third, expected=FIRST if refused else second, **lease)
+    found = fetch_one(connection, numbers.compose_numbered_store(KEY, store, third, third.numbering))
+    assert (found[0] == StoreAnswer.STORED) is not refused
+    expected = second if refused else third
+    assert begin(connection, lease, at=expected).numbering == expected.numbering
 
 
 def test_a_snapshot_range_has_no_numbers(connection):

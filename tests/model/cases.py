@@ -64,6 +64,13 @@ def _pipeline(sentence: str, verdict: str = HOLDS, **constants: str) -> Case:
     return Case(f"batches under way: {sentence}", question, verdict)
 
 
+def _numbers(sentence: str, verdict: str = HOLDS, **constants: str) -> Case:
+    """Ask about numbers by which a receiver drops what it has."""
+    invariants = () if verdict == HOLDS else (verdict,)
+    question = Question("Numbers", constants, invariants=invariants, symmetric=verdict == HOLDS)
+    return Case(f"numbers: {sentence}", question, verdict)
+
+
 _APART: Final = {"Kept": '"apart"'}
 
 
@@ -80,6 +87,7 @@ GOOD: Final = (
     _crash("what runs"),
     _crash("what runs, where the checkpoint is in another server", **_APART),
     _pipeline("what runs"),
+    _numbers("what runs"),
 )
 
 BAD: Final = (
@@ -124,6 +132,8 @@ BAD: Final = (
     _pipeline("a later batch is stored before an earlier one", "NothingLost", OldestFirst="FALSE"),
     _pipeline("a batch is stored before it is confirmed", "NothingLost", Awaited="FALSE"),
     _pipeline("what was under way is believed taken after a fault", "NothingLost", ReadAgain="FALSE"),
+    _numbers("a message is sent with a number behind one that is left out", "NothingLost", Bare="FALSE"),
+    _numbers("a batch is begun with numbers before all of the one ahead is there", "NothingLost", Whole="FALSE"),
 )
 
 AGAIN: Final = (
@@ -143,6 +153,8 @@ POSSIBLE: Final = (
     _windows("the model comes to a line that an idle partition has to store", "NeverAtLineInMemory"),
     _pipeline("not promised: a message comes once after a fault", "NeverAgain"),
     _pipeline("the model comes to a later batch that is confirmed first", "NeverOvertaken"),
+    _numbers("not promised: a message is there once although one before it was left out", "AlwaysOnce"),
+    _numbers("the model comes to a batch that is confirmed before the one ahead is stored", "NeverAhead"),
     _invariant("NoCommitAfterLapse", "not promised: no commit after the lease lapsed, while nobody took over"),
     Case(
         "not promised: in time although the fence is held by a long statement",
@@ -156,6 +168,7 @@ POSSIBLE: Final = (
 )
 
 LARGE: Final = (
+    _numbers("what runs, four messages, two faults, two left out", Last="4", Faults="2", Epochs="3", Unfits="2"),
     _pipeline("what runs, three batches of four messages, two faults", Last="4", Most="3", Faults="2", Epochs="3"),
     _windows("what runs, three transactions", Last="3"),
     _crash("what runs, a lease acquired again", Acquires="2"),

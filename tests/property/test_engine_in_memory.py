@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from outbox_core.ports import InTransaction, OutsideTransaction, PipelinedTarget
 from outbox_core.processor import outcomes
 from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.state import Policy, initial_state, lease_of
+from outbox_core.progress.numbering import Numbering, list_numbers
 from outbox_core.report import Reason
 from outbox_core.spec import Blocks, Guarantee
 from outbox_worker.engine.effects import Effects
@@ -51,6 +53,8 @@ class World:
         self.chance = random.Random(seed)
         self.bad = {f"m{number}": self.chance.randint(1, 3) for number in range(0, 2 * MESSAGES, 50)}
         """How often each of these messages fails when it is alone."""
+        self.highest = 0
+        """The number of the last message that the receiver has, where messages have numbers."""
         self.told: Counter[str] = Counter()
         """How often each outcome came."""
 
@@ -128,8 +132,12 @@ class Channel(PipelinedTarget):
 
     @override
     def begin(self, batch, _epoch):
-        self.begun.append((batch, list(batch)))
+        self.begun.append((batch, self.list_sent(batch)))
         self.take(self.world.chance.randrange(2 * LIMIT))
+
+    def list_sent(self, batch):
+        """Return each message with its number, if it has one."""
+        return [(None, message) for message in batch]
 
     @override
     def is_under_way(self, batch):
@@ -152,7 +160,10 @@ class Channel(PipelinedTarget):
                 if self.world.happens(FAULT / 10):
                     self.begun = []
                     raise TransientError("the receiver is gone", reason=Reason.TARGET_UNAVAILABLE)
-                self.world.database.effects.append(messages.pop(0).message_id)
+                number, message = messages.pop(0)
+                if number is None or number > self.world.highest:
+                    self.world.highest = number or self.world.highest
+                    self.world.database.effects.append(message.message_id)
                 count = None if count is None else count - 1
 
 
@@ -168,6 +179,18 @@ class ConfirmingChannel(Channel):
         self.take(None)
         self.begun = []
         super().begin(batch, _epoch)
+
+
+class NumberingChannel(ConfirmingChannel):
+    """Drops what it has by its number. A message that fails is not sent, and those behind it are."""
+
+    @override
+    def list_sent(self, batch):
+        numbered = list(zip(list_numbers(batch), batch, strict=True))
+        bad = [bool(self.world.bad.get(message.message_id)) for message in batch]
+        first = bad.index(True) if any(bad) else len(bad)
+        behind = [(None, message) for (_, message), is_bad in zip(numbered, bad, strict=True) if not is_bad][first:]
+        return numbered[:first] + behind
 
 
 class FaultyRunner(MemoryRunner):
@@ -197,10 +220,11 @@ class FaultyFeed(MemoryFeed):
 class Owning:
     """What an owner does before its first batch, and when it was refused."""
 
-    def __init__(self, world, connection):
+    def __init__(self, world, connection, numbering):
         self.world = world
         self.connection = connection
         self.token = uuid4()
+        self.numbering = numbering
         self.prepare = lambda _: outcomes.Prepared()
         self.claim = lambda _: outcomes.ClaimAnswered(granted=True, holder=None)
         self.review = lambda _: outcomes.Reviewed(None)
@@ -219,7 +243,8 @@ class Owning:
             return outcomes.OwnershipLost("the lease went before the start was stored")
         self.connection.commit()
         held, blocked = self.world.database.held, self.world.database.blocked
-        return outcomes.Loaded(start.pair, start.start_from_used, outcomes.Review(bool(held), bool(blocked)))
+        pair = replace(start.pair, numbering=start.pair.numbering or self.numbering)
+        return outcomes.Loaded(pair, start.start_from_used, outcomes.Review(bool(held), bool(blocked)))
 
     def record(self, state):
         assert not state.refusal.answer.needs_person, f"no program changed the row: {state.refusal}"
@@ -251,7 +276,8 @@ class Process:
         feed.world = world
         settling: Any = MemorySettling(connection)
         held: Any = MemoryHeldFeed(connection, LIMIT)
-        owning: Any = Owning(world, connection)
+        numbering = Numbering("", 0) if receiver is NumberingChannel else None
+        owning: Any = Owning(world, connection, numbering)
         runner: Any = FaultyRunner(world)
         handling = Handling(context, runner, Effects(context), feed, settling, held)
         actions = steps_of_an_owner(context, owning, feed, handling, held)
@@ -354,16 +380,21 @@ def test_no_message_is_lost_doubled_or_overtaken(guarantee, blocks, seed):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("some_fail", [False, True], ids=["all_good", "some_fail"])
-@pytest.mark.parametrize("receiver", [Channel, ConfirmingChannel])
+@pytest.mark.parametrize("receiver", [Channel, ConfirmingChannel, NumberingChannel])
 def test_batches_under_way_lose_nothing_and_overtake_only_what_fails(receiver, seed, some_fail):
-    """The receiver and the database fail at any step; the checkpoint never passes what was not taken."""
+    """The receiver and the database fail at any step; the checkpoint never passes what was not taken.
+
+    By its number each message is taken once, as long as none fails.
+    """
     world = World(seed)
     if not some_fail:
         world.bad = {}
     run(world, Guarantee.AT_LEAST_ONCE, Blocks.PARTITION, receiver)
-    found = list(dict.fromkeys(world.database.effects))
+    found = world.database.effects
+    if receiver is not NumberingChannel or some_fail:
+        found = list(dict.fromkeys(found))
     committed = [message.message_id for message in world.database.messages]
-    if some_fail and not receiver.awaits_confirms:
+    if some_fail and receiver is not ConfirmingChannel:
         found, committed = sorted(found), sorted(committed)
     assert found == committed
     assert world.told["early"], "batches were begun before their turn"

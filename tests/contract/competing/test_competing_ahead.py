@@ -36,9 +36,9 @@ class CountedAhead(ReadAhead):
     asked = 0
 
     @override
-    def send(self, *arguments):
+    def send(self, *arguments, **named):
         self.asked += 1
-        super().send(*arguments)
+        super().send(*arguments, **named)
 
 
 class World:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_core.config import ProcessorConfig
 from outbox_core.message import Batch, Held, Message
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
-from outbox_core.progress.numbering import Numbering, describe_mapping, list_numbers, number_batch
+from outbox_core.progress.numbering import Numbering, describe_mapping, is_numbered, list_numbers, number_batch
 from tests.support.worker import build_config
 
 START = replace(BEGINNING, numbering=Numbering("s", 0))
@@ -45,6 +46,28 @@ def test_behind_what_is_excluded_there_are_none_and_it_counts():
 def test_held_messages_have_none():
     found = replace(read(START, [1, 2]), held=(Held(Checkpoint(7, 1), "k", "m-1"),))
     assert list_numbers(found) == [None, None]
+
+
+def test_a_batch_behind_one_that_is_confirmed_as_a_whole_goes_on_with_its_numbers():
+    first = read(START, [1, 2])
+    assert is_numbered(first)
+    assert list_numbers(read(first.examined, [3], stored=first.examined)) == [3]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        read(START, [1, 2], excluded={1}), read(START, [1], stored=BEGINNING),
+        replace(read(START, [1]), held=(Held(Checkpoint(7, 1), "k", "m-1"),)),
+    ],
+    ids=["one is left out", "another one is in flight", "held ones"],
+)  # fmt: skip
+def test_behind_one_that_is_not_sent_with_its_numbers_none_begins(first):
+    assert not is_numbered(first)
+
+
+def test_a_target_without_numbers_needs_none():
+    assert is_numbered(read(BEGINNING, [1, 2], excluded={1}))
 
 
 def test_while_another_batch_is_in_flight_there_are_none():

@@ -84,6 +84,7 @@ def test_killed_between_confirm_and_checkpoint_the_stream_has_each_once(outbox, 
         holder.execute("SELECT 1 FROM outbox.processor_checkpoints FOR UPDATE")
     assert read_ids(rabbitmq, stream, 20) == ids + more
     first.kill()
+    outbox.end_waiting_sessions()
     holder.rollback()
     late = outbox.produce(5, start=20)
     second = start(outbox, workers, rabbitmq, stream, delivery={"leaseDuration": "3s"})
@@ -135,6 +136,46 @@ def test_killed_again_and_again_at_any_moment_the_stream_has_each_once_in_order(
     assert read_ids(rabbitmq, stream, produced) == [row[0] for row in rows]
 
 
+BATCH = 10
+STUCK = {"batchSize": BATCH, "leaseDuration": "10s"}
+
+
+@pytest.fixture
+def stuck(outbox, workers, rabbitmq, stream):
+    """A worker whose first batch of a backlog cannot be stored, the ids of all, and what holds its row."""
+    worker = start(outbox, workers, rabbitmq, stream, delivery=STUCK)
+    ids = outbox.produce(1)
+    worker.wait_for("one is stored", lambda r: r.handled == 1)
+    more, holder = outbox.produce_locked(99, start=1)
+    ids += more
+    wait_until(lambda: count_written(rabbitmq, stream) == 1 + 2 * BATCH, "the next batch is published too")
+    yield worker, ids, holder
+    holder.close()
+
+
+def test_the_next_batch_is_published_while_the_one_before_is_stored_and_no_more(outbox, rabbitmq, stream, stuck):
+    worker, ids, holder = stuck
+    time.sleep(0.5)
+    assert count_written(rabbitmq, stream) == 1 + 2 * BATCH
+    holder.rollback()
+    worker.wait_for("all is stored", lambda r: r.handled == 100)
+    assert outbox.stored() == outbox.last()
+    assert read_ids(rabbitmq, stream, 100) == ids
+
+
+def test_killed_with_a_batch_behind_the_one_that_is_stored_each_is_there_once(
+    outbox, workers, rabbitmq, stream, stuck
+):  # fmt: skip
+    worker, ids, holder = stuck
+    worker.kill()
+    outbox.end_waiting_sessions()
+    holder.rollback()
+    second = start(outbox, workers, rabbitmq, stream, delivery=STUCK)
+    second.wait_for("all is stored", lambda r: r.handled == 99)
+    assert read_ids(rabbitmq, stream, 100) == ids
+    wait_until(lambda: count_written(rabbitmq, stream) == 100, "and none twice")
+
+
 def kill_between_publish_and_store(outbox, worker, rabbitmq, stream, produce, count):
     """Produce, let the worker publish until the stream has `count`, and kill it before it stores its checkpoint."""
     holder = outbox.database.direct(autocommit=False)
@@ -143,6 +184,7 @@ def kill_between_publish_and_store(outbox, worker, rabbitmq, stream, produce, co
         holder.execute("SELECT 1 FROM outbox.processor_checkpoints FOR UPDATE")
     read_stream(rabbitmq, stream, count)
     worker.kill()
+    outbox.end_waiting_sessions()
     holder.rollback()
 
 

@@ -202,6 +202,48 @@ def test_what_the_broker_did_not_confirm_is_published_again_and_in_the_stream_on
         relay.close()
 
 
+def test_a_batch_that_was_begun_is_delivered_without_being_sent_again(make, read):
+    sink, space = make(), uuid.uuid4().hex
+    first, second = batch(message(1), message(2), space=space), batch(message(3), message(4), space=space)
+    sink.begin(first, 1)
+    assert sink.is_under_way(first)
+    assert sink.deliver(first, 1) == 2
+    assert not sink.is_under_way(first)
+    sink.begin(second, 1)
+    assert not sink.is_under_way(batch(message(3), message(4), space=space)), "the very one that was begun"
+    assert sink.deliver(second, 1) == 2
+    assert read(4) == ["m-1", "m-2", "m-3", "m-4"]
+
+
+def test_a_fault_ends_what_was_begun_and_it_comes_again_once(rabbitmq, make, read):
+    relay = Relay(rabbitmq.stream_port)
+    try:
+        sink = make(uri=rabbitmq.stream_uri.replace(f":{rabbitmq.stream_port}", f":{relay.port}"))
+        space = uuid.uuid4().hex
+        sink.deliver(batch(message(1), space=space), 1)
+        following = batch(message(2), message(3), space=space)
+        relay.hang()
+        sink.begin(following, 1)
+        relay.cut()
+        with pytest.raises(TransientError):
+            sink.deliver(following, 1)
+        assert not sink.is_under_way(following)
+        relay.heal()
+        assert sink.deliver(following, 1) == 2
+        assert sink.deliver(batch(message(4), space=space), 1) == 1
+        assert read(4) == ["m-1", "m-2", "m-3", "m-4"]
+    finally:
+        relay.close()
+
+
+def test_of_what_was_begun_and_is_not_delivered_nothing_is_repeated(make, read):
+    """Held messages have no number: what the stream has of them is remembered."""
+    sink = make()
+    sink.begin(held(message(1), message(2)), 1)
+    assert sink.deliver(held(message(1), message(2), message(3)), 1) == 3
+    assert read(3) == ["m-1", "m-2", "m-3"]
+
+
 def test_what_an_alarm_kept_from_being_sent_does_not_count(make, read, monkeypatch):
     def ring(*_, **__):
         raise Interrupted(draining=False)

@@ -44,8 +44,9 @@ def number_batch(batch: Batch, stored: Checkpoint | None) -> Batch:
 
     Args:
         batch: where the checkpoint before it has no number, its end has none.
-        stored: the checkpoint in the database. Where messages between it and the batch were counted, another batch is
-            in flight, and may yet turn out to hold one that failed: the batch gets no numbers (rule 3).
+        stored: the checkpoint in the database, or the end of a batch that is confirmed as a whole before this one is
+            begun (`is_numbered`). Where messages between it and the batch were counted, another batch is in flight, and
+            may yet turn out to hold one that failed: the batch gets no numbers (rule 3).
 
     """
     before = batch.after.numbering
@@ -56,6 +57,12 @@ def number_batch(batch: Batch, stored: Checkpoint | None) -> Batch:
     if stored is None or stored.numbering != before:
         return replace(numbered, after=replace(batch.after, numbering=None))
     return numbered
+
+
+def is_numbered(batch: Batch) -> bool:
+    """Say whether each message of the batch is sent with its own number, or has none to be sent with."""
+    counted = batch.examined.numbering is not None
+    return not (counted and (batch.after.numbering is None or batch.excluded or batch.held))
 
 
 def list_numbers(batch: Batch) -> list[int | None]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from outbox_core.errors import OutboxError
 from outbox_core.processor import outcomes
 from outbox_core.processor.state import lease_of
+from outbox_core.progress.numbering import is_numbered, number_batch
 from outbox_worker.feeds.cursor import is_backlog
 from outbox_worker.postgres.errors import DatabaseError
 
@@ -90,6 +91,7 @@ class Pipeline:
             and is_backlog(state, last, self._throttle.limit(most), most)
             and self._delivery.rate_limit is None
             and not (state.blocking or last.excluded or last.held)
+            and is_numbered(last)
             and now < state.look_by
             and now < state.held_due
             and not self._shutdown.requested
@@ -101,7 +103,7 @@ class Pipeline:
             fetched = self._feed.fetch(replace(state, cursor=last.examined, batch=None))
             if not isinstance(fetched, outcomes.Fetched) or not fetched.batch.matched_count:
                 return None
-            batch = fetched.batch
+            batch = number_batch(fetched.batch, last.examined)
             plain = not (batch.excluded or batch.delayed_count or batch.waits_for)
             return batch if plain and self._fresh.find_loss(state, batch) is None else None
         except (OutboxError, DatabaseError):

@@ -82,7 +82,7 @@ class CursorFeed(Feed):
     def _read_ahead(self, state: ProcessorState, batch: Batch, limit: int) -> None:
         run = self._runner.server_run
         if run is not None and is_backlog(state, batch, limit, self._most):
-            self._reader.messages.read_ahead(batch.examined, limit, run)
+            self._reader.read_ahead(batch.examined, limit, run)
         else:
             self._reader.messages.forget_ahead()
 

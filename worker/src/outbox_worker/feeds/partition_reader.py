@@ -63,11 +63,9 @@ class PartitionReader:
         # A number that was handed over with a message must be no other message's after a crash of this server.
         self._reads_durably = self._has_remote_target or context.config.numbers_messages
         self._key = context.config.delivery.message_key
-        # What was read ahead, or noted for another partition, is not in the transaction at whose end it is known that
-        # no crash takes it back.
+        # What was noted for another partition is not in the transaction at whose end no crash takes it back any more.
         self._look = None if self._reads_durably else context.databases.look
-        can_wait = context.target.needs_payload and not self._reads_durably
-        self._ahead = context.databases.ahead if can_wait else None
+        self._ahead = context.databases.ahead if context.target.needs_payload else None
         delivery = context.config.delivery
         self._payloads = PayloadBound(delivery.byte_limit, delivery.batch_limit)
         self.source_timeline: int | None = None
@@ -89,6 +87,10 @@ class PartitionReader:
             return None
         return LeaseLook(context.key, context.config.delivery.lease_duration)
 
+    def read_ahead(self, after: Checkpoint, limit: int, run: str) -> None:
+        """Let the server look, in this run of it, for the full batch that `read` will be asked for next."""
+        self.messages.read_ahead(after, limit, run, durably=self._reads_durably)
+
     def find_end(self, after: Checkpoint) -> Seen | None:
         """Return the look that says that nothing is to be read after this place; None: read. Ask before each `read`."""
         return None if self._arrivals is None else self._arrivals.find_end(self._source.connection, after)
@@ -99,7 +101,7 @@ class PartitionReader:
         if self._context.target.needs_payload:
             read = self.messages.fetch
         connection = self._source.connection()
-        if not self._reads_durably:
+        if not self._reads_durably or self.messages.take_ahead(connection, after, limit):
             batch = read(connection, after, limit)
             if self._arrivals is not None:
                 self._arrivals.note(batch)

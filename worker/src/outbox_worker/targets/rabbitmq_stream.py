@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError, HandlerError, TransientError
-from outbox_core.ports import OutsideTransaction
+from outbox_core.ports import PipelinedTarget
 from outbox_core.processor.taken import TakenMessages
 from outbox_core.progress.numbering import list_numbers
 from outbox_core.spec import Blocks
@@ -47,9 +47,11 @@ _Entries: TypeAlias = list[tuple[int, bytes]]
 
 @dataclass(slots=True)
 class _Attempt:
-    """One attempt at a batch: its messages with their numbers, what was sent of them, and why some failed."""
+    """One attempt at a batch: what was sent of its messages, and why some failed."""
 
+    batch: Batch
     messages: list[tuple[int | None, Message]]
+    """Those that are not known to be in the stream, with their numbers."""
     reference: str
     """The name of the numbers."""
     stops: bool
@@ -60,8 +62,11 @@ class _Attempt:
     failed: dict[Checkpoint, HandlerError] = field(default_factory=dict)
 
 
-class RabbitmqStreamSink(OutsideTransaction):
+class RabbitmqStreamSink(PipelinedTarget):
     """Publisher of one processor to one stream."""
+
+    most_under_way = 2
+    awaits_confirms = True
 
     def __init__(self, target: RabbitmqStreamTarget, directory: Path, config: ProcessorConfig, pod: str) -> None:
         """Keep the settings; nothing is opened.
@@ -76,6 +81,7 @@ class RabbitmqStreamSink(OutsideTransaction):
         self._name = f"outbox {config.processor_id} {pod}"
         self._encoder = StreamEncoder(processor_id=config.processor_id, pod=pod)
         self._connection: StreamConnection | None = None
+        self._begun: dict[int, _Attempt] = {}
         self._unnumbered = 0
         self._taken = TakenMessages()
 
@@ -95,14 +101,38 @@ class RabbitmqStreamSink(OutsideTransaction):
 
     @override
     def close(self) -> None:
-        """Drop the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        """Drop the connection, and what was begun; remember what of messages without numbers is in the stream."""
+        connection, begun = self._connection, self._begun
+        self._connection, self._begun = None, {}
+        if connection is not None:
+            for attempt in begun.values():
+                unnumbered = attempt.unnumbered.items()
+                taken = (message for key, message in unnumbered if key not in connection.outstanding)
+                self._taken.add(attempt.batch, taken)
+            connection.close()
+
+    @override
+    def begin(self, batch: Batch, epoch: int) -> None:
+        """Publish what the stream has not taken yet of the batch.
+
+        Raises:
+            OutboxError: the broker does not take it.
+
+        """
+        try:
+            self._publish(batch, epoch)
+        except BaseException:
+            self.close()
+            raise
+
+    @override
+    def is_under_way(self, batch: Batch) -> bool:
+        begun = self._begun.get(batch.partition)
+        return begun is not None and begun.batch is batch
 
     @override
     def deliver(self, batch: Batch, epoch: int) -> int:
-        """Publish the batch and await every confirm.
+        """Publish the batch, unless that was begun, and await every confirm.
 
         Raises:
             MessagesFailedError: the stream has all messages of the batch but those named.
@@ -110,26 +140,23 @@ class RabbitmqStreamSink(OutsideTransaction):
             OutboxError: the broker did not confirm all of the batch.
 
         """
-        attempt = self._begin(batch, epoch)
         try:
-            if attempt.messages:
-                self._publish(attempt, epoch)
+            if not self.is_under_way(batch):
+                self._publish(batch, epoch)
+            self._await_confirms()
         except BaseException:
-            self._give_up(batch, attempt)
+            self.close()
             raise
+        attempt = self._begun.pop(batch.partition)
         return self._taken.conclude(batch, attempt.sent, attempt.failed)
 
-    def _begin(self, batch: Batch, epoch: int) -> _Attempt:
-        left, numbers = self._taken.left_of(batch, epoch), list_numbers(batch)
-        messages = list(zip(numbers, batch, strict=True))
-        if len(left) < len(messages):
-            pairs = {message.pair for message in left}
-            messages = [(number, message) for number, message in messages if message.pair in pairs]
-        space = "" if batch.after.numbering is None else batch.after.numbering.space
-        # Of held messages those that are not named are settled, so none may be left out unnamed.
-        return _Attempt(messages, f"{_PREFIX}{space}", self._stops and not batch.is_retried)
-
-    def _publish(self, attempt: _Attempt, epoch: int) -> None:
+    def _publish(self, batch: Batch, epoch: int) -> None:
+        if (before := self._begun.get(batch.partition)) is not None:  # it is not delivered, and comes again
+            self._await_confirms()
+            self._taken.add(before.batch, before.unnumbered.values())
+        attempt = self._begun[batch.partition] = self._prepare(batch, epoch)
+        if not attempt.messages:
+            return
         deadline = time.monotonic() + self._timeout
         connection = self._open()
         for reference, entries, messages in self._encode(attempt, epoch, connection.frame_max):
@@ -142,7 +169,21 @@ class RabbitmqStreamSink(OutsideTransaction):
             if not reference:  # only now: before, an alarm would let them count as confirmed
                 keys = ((publisher, number) for number, _ in entries)
                 attempt.unnumbered.update(zip(keys, messages, strict=True))
-        connection.await_confirms(deadline=deadline)
+
+    def _prepare(self, batch: Batch, epoch: int) -> _Attempt:
+        left, numbers = self._taken.left_of(batch, epoch), list_numbers(batch)
+        messages = list(zip(numbers, batch, strict=True))
+        if len(left) < len(messages):
+            pairs = {message.pair for message in left}
+            messages = [(number, message) for number, message in messages if message.pair in pairs]
+        space = "" if batch.after.numbering is None else batch.after.numbering.space
+        # Of held messages those that are not named are settled, so none may be left out unnamed.
+        return _Attempt(batch, messages, f"{_PREFIX}{space}", self._stops and not batch.is_retried)
+
+    def _await_confirms(self) -> None:
+        """Return when the broker has confirmed all that was published, also of other partitions."""
+        if self._connection is not None:
+            self._connection.await_confirms(deadline=time.monotonic() + self._timeout)
 
     def _encode(self, attempt: _Attempt, epoch: int, frame_max: int) -> Iterator[tuple[str, _Entries, list[Message]]]:
         """Give out what goes into one frame, in order, and the name of its numbers; no name: they mean nothing."""
@@ -176,13 +217,6 @@ class RabbitmqStreamSink(OutsideTransaction):
     def _next(self) -> int:
         self._unnumbered += 1
         return self._unnumbered
-
-    def _give_up(self, batch: Batch, attempt: _Attempt) -> None:
-        """Drop the connection; remember what of messages without numbers is in the stream."""
-        if self._connection is not None:
-            waiting = self._connection.outstanding
-            self._taken.add(batch, (message for key, message in attempt.unnumbered.items() if key not in waiting))
-        self.close()
 
     def _open(self) -> StreamConnection:
         if self._connection is None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from psycopg import sql
 
 from outbox_core.errors import ConfigurationError
+from outbox_core.progress.checkpoint import StoreAnswer
 from outbox_core.progress.numbering import Numbering
 from outbox_core.report import Reason
-from outbox_worker.postgres.call import call, call_rows
+from outbox_worker.postgres.call import call, call_rows, compose_call
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -48,7 +51,24 @@ def open_numbers(
 
 def store_number(connection: Connection, key: ProcessorKey, stored: Checkpoint, numbering: Numbering) -> None:
     """Store the number of a checkpoint that was just stored in the connection's open transaction."""
-    call(
-        connection, key.schema, "store_publisher_number", **key.names, space=numbering.space,
-        transaction_id=str(stored.transaction_id), position=stored.position, number=numbering.last,
-    )  # fmt: skip
+    call(connection, key.schema, _STORE, **_parameters(key, stored, numbering))
+
+
+def compose_numbered_store(
+    key: ProcessorKey, store: sql.Composable, stored: Checkpoint, numbering: Numbering
+) -> sql.Composed:
+    """Return the statement that stores a checkpoint, which returns the answer, with the number beside it."""
+    number = compose_call(key.schema, _STORE, **_parameters(key, stored, numbering))
+    return sql.SQL(
+        "WITH s (answer) AS MATERIALIZED ({}) SELECT s.answer, CASE WHEN s.answer = {} THEN ({}) END FROM s"
+    ).format(store, sql.Literal(StoreAnswer.STORED.value), number)
+
+
+_STORE: Final = "store_publisher_number"
+
+
+def _parameters(key: ProcessorKey, stored: Checkpoint, numbering: Numbering) -> dict[str, object]:
+    return {
+        **key.names, "space": numbering.space, "transaction_id": str(stored.transaction_id),
+        "position": stored.position, "number": numbering.last,
+    }  # fmt: skip

@@ -38,8 +38,8 @@ IDLE: Final = 30.0
 """Seconds without a backlog after which the connection is closed."""
 PAUSE: Final = 30.0
 """Seconds without reading ahead after a fault: the server may have no connection to spare."""
-_RESULTS: Final = 5
-"""Of BEGIN, its settings, the server's run, the statement and COMMIT."""
+_RESULTS: Final = 4
+"""Of BEGIN, its settings, the server's run and the statement; then those of the end."""
 _ANSWERED: Final = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
 
 
@@ -66,8 +66,11 @@ class ReadAhead:
         self._sent: _Sent | None = None
         self._used = 0.0
 
-    def send(self, reader: object, schema: str, run: str, statement: sql.Composed) -> None:
-        """Let the server look for what the reader will ask for next; nothing where it is busy with another one's."""
+    def send(self, reader: object, schema: str, run: str, statement: sql.Composed, *, durably: bool = False) -> None:
+        """Let the server look for what the reader will ask for next; nothing where it is busy with another one's.
+
+        `durably`: as `remote_target.read_durably`: no crash of the server takes back what was read.
+        """
         now = time.monotonic()
         if self._sent is not None and now > self._sent.until:
             self.forget(self._sent.reader)
@@ -80,7 +83,8 @@ class ReadAhead:
             begin = load("begin_reading_ahead").format(
                 schema=sql.Identifier(schema), longest=sql.Literal(f"{LONGEST:.0f}s")
             )
-            self._connection.pgconn.send_query(b";\n".join((begin.as_bytes(self._connection), text, b"COMMIT")))
+            end = load("end_durable_read").as_bytes(self._connection) if durably else b"COMMIT"
+            self._connection.pgconn.send_query(b";\n".join((begin.as_bytes(self._connection), text, end)))
             self._connection.pgconn.flush()
         except (OutboxError, psycopg.Error):
             self._pause()
@@ -127,10 +131,10 @@ class ReadAhead:
             if connection is None or results is None:
                 self.close()
                 return None
-            if len(results) != _RESULTS or any(each.status not in _ANSWERED for each in results):
+            if len(results) <= _RESULTS or any(each.status not in _ANSWERED for each in results):
                 self._pause()
                 return None
-            *_, run, rows, _ = (_rows(connection, each) for each in results)
+            run, rows = (_rows(connection, each) for each in results[_RESULTS - 2 : _RESULTS])
         except (psycopg.Error, OSError):
             self._pause()
             return None

@@ -106,6 +106,8 @@ class MessageReader:
         self._barrier = None if barrier is None or barrier.window is not None else barrier
         self._templates = Templates()
         self._is_short = False
+        self._kept: tuple[Message, ...] = ()
+        """A full page that was read ahead, and is fetched now."""
         computed = None if part is None else self._table.computed_slot(part.partitions.key)
         scan = RangeScan.of(source, self._table)
         self._scan = replace(scan, slot=slot, computed_slot=computed, slots=self.slots)
@@ -127,8 +129,11 @@ class MessageReader:
         self._windows.forget()
         self.forget_ahead()
 
-    def read_ahead(self, after: Checkpoint, limit: int, run: str) -> None:
-        """Let the server look, in this run of it, for the full batch that `fetch` will be asked for next."""
+    def read_ahead(self, after: Checkpoint, limit: int, run: str, *, durably: bool = False) -> None:
+        """Let the server look, in this run of it, for the full batch that `fetch` will be asked for next.
+
+        `durably`: as `remote_target.read_durably`; ask `take_ahead` before that `fetch`.
+        """
         if self._ahead is None or self._types is not None:
             return
         limit = limit if self._payloads is None else self._payloads.limit(limit)
@@ -137,7 +142,16 @@ class MessageReader:
         else:
             statement = self._windows.next_page(after.window, limit)
         if statement is not None:
-            self._ahead.send(self, self._schema, run, statement)
+            self._ahead.send(self, self._schema, run, statement, durably=durably)
+
+    def take_ahead(self, connection: Connection, after: Checkpoint, limit: int) -> bool:
+        """Say whether `fetch` from this place, of cursor TransactionOrder, will return what was read ahead."""
+        self._kept = ()
+        if self._ahead is not None and self._types is None:
+            limit = self._page(limit if self._payloads is None else self._payloads.limit(limit))
+            wanted = ReadRange(after, limit=limit, is_short=self._is_short)
+            self._kept = build_messages(self._ahead.take(self, connection, self._messages(wanted), limit) or ())
+        return bool(self._kept)
 
     def forget_ahead(self) -> None:
         """Use nothing that was asked for ahead."""
@@ -170,7 +184,8 @@ class MessageReader:
             messages = self._fetch_messages(connection, found)
             return replace(reach, messages=messages, matched_count=len(messages))
         limit = self._page(limit)
-        messages = self._fetch_messages(connection, ReadRange(after, limit=limit, is_short=self._is_short))
+        wanted = ReadRange(after, limit=limit, is_short=self._is_short)
+        messages = self._kept[:limit] or self._fetch_messages(connection, wanted)
         examined = messages[-1].checkpoint if messages else after
         full = len(messages) >= limit
         self._is_short = not full

@@ -62,5 +62,6 @@ ORDER BY {order}
 -- locks: idle, and where it does not take the result. On a standby, and where a crash left no run, it fails.
 BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY;
 SELECT set_config('statement_timeout', {longest}, true), set_config('tcp_user_timeout', {longest}, true),
-       set_config('idle_in_transaction_session_timeout', {longest}, true);
+       set_config('idle_in_transaction_session_timeout', {longest}, true),
+       set_config('synchronous_commit', 'local', true);
 SELECT {schema}.server_run()::text

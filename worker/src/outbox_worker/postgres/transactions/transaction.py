@@ -113,7 +113,7 @@ class TransactionRunner:
         `finish` is the last in the transaction; what it says happened, instead of nothing, is the answer after a
         roll-back.
         """
-        if request is not None and effects is None and finish is None and request.new.numbering is None:
+        if request is not None and effects is None and finish is None:
             return self._store_alone(connection, request)
         committing = False
         try:
@@ -195,11 +195,14 @@ class TransactionRunner:
         stored = checkpoints.compose_store(
             self._key, new=request.new, expected=request.expected, epoch=lease.epoch, token=lease.token
         )
-        told = sql.SQL("SELECT CASE WHEN {}.server_run()::text = {} THEN ({}) END").format(
-            sql.Identifier(self._key.schema), sql.Literal(run), stored
-        )
+        if run is not None:
+            stored = sql.SQL("SELECT CASE WHEN {}.server_run()::text = {} THEN ({}) END").format(
+                sql.Identifier(self._key.schema), sql.Literal(run), stored
+            )
+        if request.new.numbering is not None:
+            stored = numbers.compose_numbered_store(self._key, stored, request.new, request.new.numbering)
         opening = self._opening.fill({"epoch": lease.epoch, "mark": ""})
-        text = [opening, stored if run is None else told, sql.SQL(self._closing)]
+        text = [opening, stored, sql.SQL(self._closing)]
         if (next_id := self._find_next_id(request)) is not None:
             text.append(load("fetch_snapshot"))  # behind the log's place: what commits later moves the log
         try:
