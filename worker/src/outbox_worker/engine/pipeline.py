@@ -63,7 +63,7 @@ class Pipeline:
         begun: list[Batch] = []
         while len(begun) < room and self._goes_on(state, last):
             found = self._find(state, last)
-            if found is None:
+            if found is None or not self._still_owns(state, found):
                 break
             self._effects.begin(found, lease_of(state).epoch)
             begun.append(found)
@@ -71,13 +71,10 @@ class Pipeline:
         return tuple(begun)
 
     def _begin_next(self, state: ProcessorState, found: Batch | None) -> tuple[Batch, ...]:
-        """Let the target begin with what follows a batch that it has just confirmed; return what was begun.
-
-        The process may have been frozen while it waited for that, so the lease is looked at again.
-        """
+        """Let the target begin with what follows a batch that it has just confirmed; return what was begun."""
+        if found is None or not self._still_owns(state, found):
+            return ()
         try:
-            if found is None or self._fresh.find_loss(state, found) is not None:
-                return ()
             self._effects.begin(found, lease_of(state).epoch)
         except (OutboxError, DatabaseError):
             return ()  # the step that delivers it, or stores, tells it
@@ -98,13 +95,19 @@ class Pipeline:
         )
 
     def _find(self, state: ProcessorState, last: Batch) -> Batch | None:
-        """Read what follows, and look at the lease right before it is handed over; None: that is for a later step."""
+        """Read what follows; None: that is for a later step."""
         try:
             fetched = self._feed.fetch(replace(state, cursor=last.examined, batch=None))
             if not isinstance(fetched, outcomes.Fetched) or not fetched.batch.matched_count:
                 return None
             batch = number_batch(fetched.batch, last.examined)
-            plain = not (batch.excluded or batch.delayed_count or batch.waits_for)
-            return batch if plain and self._fresh.find_loss(state, batch) is None else None
+            return None if batch.excluded or batch.delayed_count or batch.waits_for else batch
         except (OutboxError, DatabaseError):
             return None  # the step that reads, or stores, tells it
+
+    def _still_owns(self, state: ProcessorState, batch: Batch) -> bool:
+        """Look at the lease right before a batch is handed over: the process may have been frozen since it was read."""
+        try:
+            return self._fresh.find_loss(state, batch) is None
+        except (OutboxError, DatabaseError):
+            return False  # the step that stores tells it
