@@ -16,12 +16,15 @@ import pytest
 from outbox_core.errors import TransientError
 from outbox_core.processor.claimed_batch import ClaimedBatch
 from outbox_core.processor.turns import Turn
+from outbox_core.progress.checkpoint import BEGINNING
 from outbox_core.report import Reason, ResourceRef
 from outbox_core.spec import Competing, StartFrom
 from outbox_worker.postgres import identity
 from outbox_worker.postgres.feeds.competing import BatchTaker, Consumer, join
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
+from outbox_worker.postgres.reading.ahead import ReadAhead
+from outbox_worker.postgres.reading.messages import MessageReader
 from outbox_worker.postgres.reading.read_range import ReadRange
 from tests.support.servers.crash import CrashingServer, Place
 from tests.support.servers.postgres import VERSIONS, build_source, wait_until
@@ -100,6 +103,23 @@ def test_a_message_whose_transaction_id_was_a_rolled_back_ones_is_handled(server
         # Frozen within a statement it finds its connection closed.
         assert HIDDEN in worker.log() or Reason.DATABASE_UNAVAILABLE in worker.log()
     assert pooled.asked_for_a_person() == 0
+
+
+@pytest.mark.parametrize("server", VERSIONS, indirect=True)
+@pytest.mark.parametrize("durably", [True, False])
+def test_a_crash_takes_back_nothing_of_what_was_read_ahead_durably(server, place, durably):
+    """A message whose number a receiver has is still there; else another one would get that number."""
+    with place.database.connect() as connection:
+        run = identity.fetch_run(connection, "outbox")
+        ahead = ReadAhead(place.database.connect)
+        reader = MessageReader(build_source(), ahead=ahead)
+        server.flush()
+        with server.crashed():
+            place.produce(*names("message", 10))
+            reader.read_ahead(BEGINNING, 10, run, durably=durably)
+            assert reader.take_ahead(connection, BEGINNING, 10)
+            ahead.close()
+    assert place.stored() == (names("message", 10) if durably else [])
 
 
 def test_no_message_is_passed_by_a_batch_beyond_what_memory_knows(server, pooled, workers):

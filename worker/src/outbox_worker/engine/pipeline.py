@@ -98,12 +98,12 @@ class Pipeline:
         """Read what follows; None: that is for a later step."""
         try:
             fetched = self._feed.fetch(replace(state, cursor=last.examined, batch=None))
-            if not isinstance(fetched, outcomes.Fetched) or not fetched.batch.matched_count:
-                return None
-            batch = number_batch(fetched.batch, last.examined)
-            return None if batch.excluded or batch.delayed_count or batch.waits_for else batch
         except (OutboxError, DatabaseError):
             return None  # the step that reads, or stores, tells it
+        if not isinstance(fetched, outcomes.Fetched) or not fetched.batch.matched_count:
+            return None
+        batch = number_batch(fetched.batch, last.examined)
+        return None if batch.excluded or batch.delayed_count or batch.waits_for else batch
 
     def _still_owns(self, state: ProcessorState, batch: Batch) -> bool:
         """Look at the lease right before a batch is handed over: the process may have been frozen since it was read."""
