@@ -28,6 +28,7 @@ from outbox_worker.postgres.reading.messages import MessageReader
 from outbox_worker.postgres.reading.read_range import ReadRange
 from tests.support.servers.crash import CrashingServer, Place
 from tests.support.servers.postgres import VERSIONS, build_source, wait_until
+from tests.support.streams import STREAM, count_written, read_stream
 from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
 
 if TYPE_CHECKING:
@@ -120,6 +121,31 @@ def test_a_crash_takes_back_nothing_of_what_was_read_ahead_durably(server, place
             assert reader.take_ahead(connection, BEGINNING, 10)
             ahead.close()
     assert place.stored() == (names("message", 10) if durably else [])
+
+
+def test_a_message_that_a_stream_has_outlives_the_crash_also_where_it_was_read_ahead(server, place, workers, rabbitmq):
+    """Its number is another one's else, which the stream would drop."""
+    target = {"rabbitmqStream": {"connection": {"secretRef": {"name": "broker"}}, "stream": "crashed"}}
+    config = build_config(place.database, target, delivery={"batchSize": 10, "leaseDuration": "60s"})
+    ids = names("message", 40)
+    with rabbitmq.queue("crashed", **STREAM), place.connect(autocommit=False) as holder:
+        worker = workers.start(config, place.database.uri(), target=rabbitmq.stream_uri)
+        worker.wait_state("Active")
+        server.flush()
+        with server.crashed():
+            with place.connect(autocommit=False) as producer:
+                place.insert(producer, *ids[:30])
+                holder.execute("SELECT 1 FROM outbox.processor_checkpoints FOR UPDATE")
+            wait_until(lambda: count_written(rabbitmq, "crashed") == 20, "two batches are published, none is stored")
+            place.produce(*ids[30:])
+            holder.rollback()
+            wait_until(lambda: count_written(rabbitmq, "crashed") == 40, "the last one, read ahead, is published")
+        assert place.stored() == ids
+        worker.wait_for(
+            "all is stored", lambda r: r.lag is not None and r.lag.messages == 0 and r.state == "Active", 30
+        )
+        assert [each.message_id for each in read_stream(rabbitmq, "crashed", 40)] == ids
+        assert count_written(rabbitmq, "crashed") == 40
 
 
 def test_no_message_is_passed_by_a_batch_beyond_what_memory_knows(server, pooled, workers):

@@ -114,6 +114,11 @@ class Place:
         with self.connect() as connection:
             return [_insert(connection, name, message_type) for name in names]
 
+    def insert(self, connection: psycopg.Connection[Any], *names: str) -> None:
+        """Messages of the transaction that is open on this connection."""
+        for name in names:
+            _insert(connection, name, "m")
+
     def burn(self, count: int) -> list[int]:
         """Insert messages that are rolled back; return their transactions' ids."""
         ids = []

@@ -171,7 +171,8 @@ BROKER: Final = (
         "what an alarm kept from a stream counts as confirmed",
         f"{WORKER}/targets/rabbitmq_stream.py",
         "            connection.publish(publisher,",
-        "            attempt.unnumbered.update([] if reference else [key for key, _ in keys])\n"
+        "            sent = {(publisher, number): each for (number, _), each in zip(entries, messages)}\n"
+        "            attempt.unnumbered.update({} if reference else sent)\n"
         "            connection.publish(publisher,",
         f"{_STREAM_SINK}::test_what_an_alarm_kept_from_being_sent_does_not_count",
     ),
@@ -199,10 +200,26 @@ BROKER: Final = (
     ),
     fault(
         "the number is not stored with its checkpoint",
-        f"{WORKER}/postgres/transactions/transaction.py",
-        "            numbers.store_number(connection, self._key, request.new, request.new.numbering)\n",
-        "            pass\n",
+        f"{WORKER}/postgres/progress/numbers.py",
+        "CASE WHEN s.answer = {} THEN",
+        "CASE WHEN s.answer <> {} THEN",
         f"{_STREAM}::test_killed_between_confirm_and_checkpoint_the_stream_has_each_once",
+        "tests/contract/test_publisher_numbers.py::test_one_statement_stores_checkpoint_and_number_or_neither",
+    ),
+    fault(
+        "a batch that follows another one is given no numbers",
+        f"{WORKER}/engine/pipeline.py",
+        "number_batch(fetched.batch, last.examined)",
+        "number_batch(fetched.batch, state.stored)",
+        f"{_STREAM}::test_killed_with_a_batch_behind_the_one_that_is_stored_each_is_there_once",
+    ),
+    fault(
+        "a crash takes back messages that were read ahead and have numbers",
+        f"{WORKER}/feeds/partition_reader.py",
+        "durably=self._reads_durably)",
+        "durably=False)",
+        "tests/integration/worker/test_crashed_backend.py"
+        "::test_a_message_that_a_stream_has_outlives_the_crash_also_where_it_was_read_ahead",
     ),
     fault(
         "the record of Kafka is read before former producers are shut out",
