@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from psycopg import sql
 
@@ -51,23 +51,20 @@ def open_numbers(
 
 def store_number(connection: Connection, key: ProcessorKey, stored: Checkpoint, numbering: Numbering) -> None:
     """Store the number of a checkpoint that was just stored in the connection's open transaction."""
-    call(connection, key.schema, _STORE, **_parameters(key, stored, numbering))
+    call(connection, key.schema, "store_publisher_number", **_name_number(key, stored, numbering))
 
 
 def compose_numbered_store(
     key: ProcessorKey, store: sql.Composable, stored: Checkpoint, numbering: Numbering
 ) -> sql.Composed:
     """Return the statement that stores a checkpoint, which returns the answer, with the number beside it."""
-    number = compose_call(key.schema, _STORE, **_parameters(key, stored, numbering))
+    number = compose_call(key.schema, "store_publisher_number", **_name_number(key, stored, numbering))
     return sql.SQL(
         "WITH s (answer) AS MATERIALIZED ({}) SELECT s.answer, CASE WHEN s.answer = {} THEN ({}) END FROM s"
     ).format(store, sql.Literal(StoreAnswer.STORED.value), number)
 
 
-_STORE: Final = "store_publisher_number"
-
-
-def _parameters(key: ProcessorKey, stored: Checkpoint, numbering: Numbering) -> dict[str, object]:
+def _name_number(key: ProcessorKey, stored: Checkpoint, numbering: Numbering) -> dict[str, object]:
     return {
         **key.names, "space": numbering.space, "transaction_id": str(stored.transaction_id),
         "position": stored.position, "number": numbering.last,
