@@ -181,7 +181,7 @@ class ConfirmingChannel(Channel):
         super().begin(batch, _epoch)
 
 
-class NumberingChannel(ConfirmingChannel):
+class NumberingChannel(Channel):
     """Drops what it has by its number. A message that fails is not sent, and those behind it are."""
 
     @override
@@ -191,6 +191,10 @@ class NumberingChannel(ConfirmingChannel):
         first = bad.index(True) if any(bad) else len(bad)
         behind = [(None, message) for (_, message), is_bad in zip(numbered, bad, strict=True) if not is_bad][first:]
         return numbered[:first] + behind
+
+
+class ConfirmingNumberingChannel(NumberingChannel, ConfirmingChannel):
+    """The same, as a stream does: batches that follow have numbers."""
 
 
 class FaultyRunner(MemoryRunner):
@@ -276,7 +280,7 @@ class Process:
         feed.world = world
         settling: Any = MemorySettling(connection)
         held: Any = MemoryHeldFeed(connection, LIMIT)
-        numbering = Numbering("", 0) if receiver is NumberingChannel else None
+        numbering = Numbering("", 0) if issubclass(receiver, NumberingChannel) else None
         owning: Any = Owning(world, connection, numbering)
         runner: Any = FaultyRunner(world)
         handling = Handling(context, runner, Effects(context), feed, settling, held)
@@ -380,7 +384,7 @@ def test_no_message_is_lost_doubled_or_overtaken(guarantee, blocks, seed):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("some_fail", [False, True], ids=["all_good", "some_fail"])
-@pytest.mark.parametrize("receiver", [Channel, ConfirmingChannel, NumberingChannel])
+@pytest.mark.parametrize("receiver", [Channel, ConfirmingChannel, NumberingChannel, ConfirmingNumberingChannel])
 def test_batches_under_way_lose_nothing_and_overtake_only_what_fails(receiver, seed, some_fail):
     """The receiver and the database fail at any step; the checkpoint never passes what was not taken.
 
@@ -391,7 +395,7 @@ def test_batches_under_way_lose_nothing_and_overtake_only_what_fails(receiver, s
         world.bad = {}
     run(world, Guarantee.AT_LEAST_ONCE, Blocks.PARTITION, receiver)
     found = world.database.effects
-    if receiver is not NumberingChannel or some_fail:
+    if receiver is not ConfirmingNumberingChannel or some_fail:
         found = list(dict.fromkeys(found))
     committed = [message.message_id for message in world.database.messages]
     if some_fail and receiver is not ConfirmingChannel:

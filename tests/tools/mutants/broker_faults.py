@@ -209,9 +209,16 @@ BROKER: Final = (
     fault(
         "a batch that follows another one is given no numbers",
         f"{WORKER}/engine/pipeline.py",
-        "number_batch(fetched.batch, last.examined)",
-        "number_batch(fetched.batch, state.stored)",
+        "before = last.examined if self._effects.awaits_confirms else state.stored",
+        "before = state.stored",
         f"{_STREAM}::test_killed_with_a_batch_behind_the_one_that_is_stored_each_is_there_once",
+    ),
+    fault(
+        "a batch has numbers although the one before it may yet leave a message out",
+        f"{WORKER}/engine/pipeline.py",
+        "before = last.examined if self._effects.awaits_confirms else state.stored",
+        "before = last.examined",
+        "tests/property/test_engine_in_memory.py",
     ),
     fault(
         "a crash takes back messages that were read ahead and have numbers",

@@ -102,7 +102,9 @@ class Pipeline:
             return None  # the step that reads, or stores, tells it
         if not isinstance(fetched, outcomes.Fetched) or not fetched.batch.matched_count:
             return None
-        batch = number_batch(fetched.batch, last.examined)
+        # What is begun before the one ahead is confirmed has no numbers: a message of that one may yet be left out.
+        before = last.examined if self._effects.awaits_confirms else state.stored
+        batch = number_batch(fetched.batch, before)
         return None if batch.excluded or batch.delayed_count or batch.waits_for else batch
 
     def _still_owns(self, state: ProcessorState, batch: Batch) -> bool:

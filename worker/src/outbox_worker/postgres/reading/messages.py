@@ -136,7 +136,7 @@ class MessageReader:
         """
         if self._ahead is None or self._types is not None:
             return
-        limit = limit if self._payloads is None else self._payloads.limit(limit)
+        limit = self._bounded(limit)
         if after.window is None:
             statement: sql.Composed | None = self._messages(ReadRange(after, limit=limit))
         else:
@@ -145,10 +145,13 @@ class MessageReader:
             self._ahead.send(self, self._schema, run, statement, durably=durably)
 
     def take_ahead(self, connection: Connection, after: Checkpoint, limit: int) -> bool:
-        """Say whether `fetch` from this place, of cursor TransactionOrder, will return what was read ahead."""
+        """Take what was read ahead for the next `fetch` from this place; say whether that reads nothing else.
+
+        Of cursor TransactionOrder.
+        """
         self._kept = ()
         if self._ahead is not None and self._types is None:
-            limit = self._page(limit if self._payloads is None else self._payloads.limit(limit))
+            limit = self._page(self._bounded(limit))
             wanted = ReadRange(after, limit=limit, is_short=self._is_short)
             self._kept = build_messages(self._ahead.take(self, connection, self._messages(wanted), limit) or ())
         return bool(self._kept)
@@ -321,6 +324,9 @@ class MessageReader:
         """Return the highest transaction id of a message below the high-water mark; of all partitions."""
         row = fetch_row(connection, self._newest)
         return None if row is None else int(row[0])
+
+    def _bounded(self, limit: int) -> int:
+        return limit if self._payloads is None else self._payloads.limit(limit)
 
     def _page(self, limit: int) -> int:
         return min(limit, SHORT_PAGE) if self._is_short and self.slots else limit
