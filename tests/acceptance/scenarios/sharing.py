@@ -130,6 +130,30 @@ def a_resource_that_cannot_run_leaves_the_others_of_its_pod_alone(rooms: Rooms) 
 
 
 @scenarios.add
+def a_resource_that_is_suspended_stops_though_no_pod_can_follow(rooms: Rooms) -> None:
+    with rooms.room() as room:
+        two = {"worker": SHARED | {"replicas": 2}}
+        bills, mails = sharing(room, "bills", **two), sharing(room, "mails", **two)
+        for resource in (bills, mails):
+            resource.until_ready()
+        wait("a pod stands by", lambda: len(pods(room)) == 2, within=90)
+        room.shop.produce(3)
+        until_count(room, "mails", 3)
+        place = ("ResourceQuota", room.namespace, "full")
+        meta, hard = {"namespace": room.namespace, "name": "full"}, {"hard": {"pods": "0"}}
+        room.cluster.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": meta, "spec": hard})
+        mails.spec(suspend=True)
+        mails.until_ready("Suspended")
+        room.shop.produce(2)
+        room.cluster.delete(*place)
+        until_count(room, "bills", 5)
+        assert len(found(room, "mails")) == 3, "suspended, it handles nothing"
+        wait("a pod stands by again", lambda: len(pods(room)) == 2, within=90)
+        strategy = room.cluster.need("Deployment", room.namespace, "small-shared")["spec"]["strategy"]["type"]
+        assert strategy == "RollingUpdate", "the next change waits for one pod after the other"
+
+
+@scenarios.add
 def a_conflict_of_one_resource_waits_for_a_person_and_the_pods_others_go_on(rooms: Rooms) -> None:
     with rooms.room() as room:
         bills, mails = sharing(room, "bills"), sharing(room, "mails")

@@ -15,7 +15,14 @@ from outbox_operator.api.observed import Role
 from outbox_operator.decision.decide import decide
 from outbox_operator.reconcile.shared import SharedPods
 from outbox_operator.rendering.manifests import build_owned
-from outbox_operator.rendering.shared import Member, build_shared, find_misfits, hash_member, read_parts
+from outbox_operator.rendering.shared import (
+    Member,
+    build_shared,
+    find_misfits,
+    hash_member,
+    read_parts,
+    runs_what_left,
+)
 from outbox_operator.settings import Images
 from outbox_operator.watch.owner_references import is_own
 from outbox_operator.watch.store import group_of
@@ -23,6 +30,8 @@ from tests.unit.operator.building import NOW, build_observed, build_processor
 from tests.unit.operator.owned import RESOURCE, build_object, build_pod, store_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from outbox_operator.api.resources import Processor
     from outbox_operator.watch.store import Body
 
@@ -100,6 +109,28 @@ def test_several_replicas_have_a_budget_and_no_resource_has_nothing():
     kinds = [[each["kind"] for each in build_shared("shop", "small", [member(bills, n)], IMAGES)] for n in (1, 2)]
     assert kinds == [["ConfigMap", "Deployment"], ["ConfigMap", "PodDisruptionBudget", "Deployment"]]
     assert build_shared("shop", "small", [], IMAGES) == []
+
+
+@pytest.mark.parametrize(
+    ("left", "running"),
+    [
+        pytest.param(lambda mails: [member(mails, 0)], True, id="suspended"),
+        pytest.param(lambda _: [], True, id="deleted"),
+        pytest.param(lambda mails: [member(mails.model_copy(update={"uid": "another"}), 2)], True, id="made again"),
+        pytest.param(lambda mails: [member(mails, 2)], False, id="as it was"),
+        pytest.param(lambda mails: [member(mails, 2), member(sharing("stock"), 2)], False, id="one more"),
+    ],
+)
+def test_pods_that_run_what_shall_not_run_end_before_others_begin(
+    left: Callable[[Processor], list[Member]], running: bool
+):
+    bills, mails = member(sharing("bills"), 2), sharing("mails")
+    _, deployment = rendered(bills, member(mails, 2))
+    pods = [{"metadata": deployment["spec"]["template"]["metadata"]}]
+    members = [bills, *left(mails)]
+    assert runs_what_left(pods, members) is running
+    *_, changed = build_shared("shop", "small", members, IMAGES, at_once=running)
+    assert changed["spec"]["strategy"]["type"] == ("Recreate" if running else "RollingUpdate")
 
 
 def test_those_of_another_source_than_the_oldest_do_not_fit():

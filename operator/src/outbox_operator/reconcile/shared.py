@@ -15,12 +15,19 @@ from outbox_operator.cluster.kube import KubeError, where
 from outbox_operator.reconcile.apply import ObstacleError, build_refusal
 from outbox_operator.reconcile.reports import tell_intent
 from outbox_operator.rendering.manifests import hash_of
-from outbox_operator.rendering.shared import Member, build_shared, build_shared_key, find_misfits, read_parts
+from outbox_operator.rendering.shared import (
+    Member,
+    build_shared,
+    build_shared_key,
+    find_misfits,
+    read_parts,
+    runs_what_left,
+)
 from outbox_operator.watch.owner_references import is_own
 from outbox_operator.watch.store import OWNED_KINDS, group_of, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from outbox_operator.api.observed import Observed, Problem
     from outbox_operator.cluster.kube import Kube
@@ -112,9 +119,14 @@ class SharedPods:
 
     async def _make(self, group: Key, members: list[Member]) -> None:
         namespace, name = group[0], group[1].removeprefix(SHARED_PREFIX)
-        manifests = build_shared(namespace, name, members, self._images)
+        pods = [
+            pod
+            for pod in self._store.children(group, "Pod")
+            if "deletionTimestamp" not in pod["metadata"] and is_own(pod, self._store)
+        ]
+        manifests = build_shared(namespace, name, members, self._images, at_once=runs_what_left(pods, members))
         places = [where(manifest) for manifest in manifests]
-        await self._keep_claims(group, manifests[-1]["spec"]["template"]["metadata"] if manifests else {})
+        await self._keep_claims(group, pods, manifests[-1]["spec"]["template"]["metadata"] if manifests else {})
         for child in self._store.children(group, *OWNED_KINDS):
             if where(child) not in places and INTENT_ANNOTATION in (child["metadata"].get("annotations") or {}):
                 await self._kube.delete(where(child))
@@ -131,12 +143,12 @@ class SharedPods:
             key = build_shared_key(namespace, name, deployment["metadata"]["uid"], self._images.keys)
             await self._kube.create(key)
 
-    async def _keep_claims(self, group: Key, wanted: Mapping[str, Any]) -> None:
+    async def _keep_claims(self, group: Key, pods: Sequence[Body], wanted: Mapping[str, Any]) -> None:
         """Tell pods that are about to go which resources stay; of the others the claim is for the next one to take."""
         key = self._images.keys.of(shared_id(group[0], group[1].removeprefix(SHARED_PREFIX)))
-        for pod in self._store.children(group, "Pod"):
-            meta, parts = pod["metadata"], read_parts(pod["metadata"])
-            if "deletionTimestamp" not in meta and parts != read_parts(wanted) and is_own(pod, self._store):
+        for pod in pods:
+            parts = read_parts(pod["metadata"])
+            if parts != read_parts(wanted):
                 stay = [name for name, part in parts.items() if self._stays((group[0], name), part.uid)]
                 await tell_intent([pod], Intent.KEEP_CLAIM, key, stay)
 

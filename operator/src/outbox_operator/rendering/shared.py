@@ -27,7 +27,7 @@ from outbox_operator.rendering.manifests import build_budget, build_config, form
 from outbox_operator.rendering.pods import build_shared_pod, secrets_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
     from outbox_core.config import Resolution
@@ -88,6 +88,16 @@ def read_parts(metadata: Mapping[str, Any]) -> dict[str, Part]:
         return {}
 
 
+def runs_what_left(pods: Iterable[Mapping[str, Any]], members: Sequence[Member]) -> bool:
+    """Say whether one of the pods runs a resource that shall not run: suspended, deleted, or refused its claim.
+
+    Such a pod must not wait until another one is ready: that may take long, or never come.
+    """
+    wanted = {(each.processor.name, each.processor.uid) for each in members if each.replicas}
+    running = {(name, part.uid) for pod in pods for name, part in read_parts(pod["metadata"]).items()}
+    return not running <= wanted
+
+
 def find_misfits(members: Sequence[Member]) -> dict[str, Problem]:
     """Say by name which resources cannot run with the others: those of another source than the oldest.
 
@@ -113,10 +123,13 @@ def _source_of(processor: Processor) -> str:
     return processor.spec.source.connection.secret_ref.name
 
 
-def build_shared(namespace: str, group: str, members: Sequence[Member], images: Images) -> list[dict[str, Any]]:
+def build_shared(
+    namespace: str, group: str, members: Sequence[Member], images: Images, *, at_once: bool = False
+) -> list[dict[str, Any]]:
     """Build what a group has, in the order in which it is made, the Deployment last; nothing for no resource.
 
-    It goes when the last of the resources goes.
+    It goes when the last of the resources goes. `at_once`: pods that are not as they should be end before others begin,
+    as `runs_what_left` says; else one ends, another one is ready, and then the next one ends.
     """
     if not members:
         return []
@@ -134,6 +147,7 @@ def build_shared(namespace: str, group: str, members: Sequence[Member], images: 
     config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": files}
     replicas = max((each.replicas for each in running), default=0)
     budgets = [build_budget(metadata, shared_label(group))] if images.budgets and replicas > 1 else []
+    one_by_one = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
     deployment = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -143,7 +157,7 @@ def build_shared(namespace: str, group: str, members: Sequence[Member], images: 
             "revisionHistoryLimit": 2,
             "selector": {"matchLabels": selector_of(shared_label(group), Role.WORKER)},
             "template": template,
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+            "strategy": {"type": "Recreate"} if at_once else one_by_one,
         },
     }
     return [stamped(each) for each in (config_map, *budgets, deployment)]
