@@ -15,9 +15,10 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from outbox_worker.postgres.errors import translate, translated
+from outbox_worker.postgres.template import Template, place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import LiteralString, TypeAlias
 
     from outbox_worker.postgres.connection import Connection
@@ -83,17 +84,25 @@ def fetch_dicts(
 
 def compose_call(schema: str, function: str, /, **arguments: object) -> sql.Composed:
     """Return the call with its arguments as literals, for a statement among others that are sent at once."""
-    given = sql.SQL(", ").join(
-        sql.SQL("{} => {}").format(sql.Identifier(f"p_{name}"), sql.Literal(value)) for name, value in arguments.items()
-    )
-    return sql.SQL("SELECT {}({})").format(sql.Identifier(schema, function), given)
+    return _compose_with_places(schema, function, tuple(arguments)).fill(arguments)
 
 
 @cache
 def _compose(schema: str, function: str, names: tuple[str, ...]) -> sql.SQL:
     """Write the call as one text, so that nothing is composed at each call."""
-    arguments = sql.SQL(", ").join(
-        sql.SQL("{} => {}").format(sql.Identifier(f"p_{name}"), sql.Placeholder(name)) for name in names
+    values = [sql.Placeholder(name) for name in names]
+    return sql.SQL(sql.SQL("SELECT * FROM {}").format(_name_values(schema, function, names, values)).as_string(None))
+
+
+@cache
+def _compose_with_places(schema: str, function: str, names: tuple[str, ...]) -> Template:
+    values = [place(name) for name in names]
+    return Template(sql.SQL("SELECT {}").format(_name_values(schema, function, names, values)))
+
+
+def _name_values(schema: str, function: str, names: tuple[str, ...], values: Sequence[sql.Composable]) -> sql.Composed:
+    given = sql.SQL(", ").join(
+        sql.SQL("{} => {}").format(sql.Identifier(f"p_{name}"), value)
+        for name, value in zip(names, values, strict=True)
     )
-    composed = sql.SQL("SELECT * FROM {}({})").format(sql.Identifier(schema, function), arguments)
-    return sql.SQL(composed.as_string(None))
+    return sql.SQL("{}({})").format(sql.Identifier(schema, function), given)

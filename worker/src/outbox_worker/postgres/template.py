@@ -1,12 +1,14 @@
-"""Statements that differ in numbers alone: each is composed once, and filled in for each batch.
+"""Statements that differ in values alone: each is composed once, and filled in for each batch.
 
-Numbers stay literals: with parameters the server may keep a plan that it made while a table was empty.
+Values stay literals: with parameters the server may keep a plan that it made while a table was empty. The server finds
+the type of each where it stands, so numbers are quoted as text is.
 """
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 from psycopg import sql
 
@@ -15,13 +17,13 @@ if TYPE_CHECKING:
 
 _MARK = "\0"
 """No identifier and no literal of PostgreSQL can hold it."""
-_NUMBERS: Final = re.compile(r"[0-9a-f:,{}-]*")
-"""A hexadecimal number, a snapshot, or an array of numbers: nothing that ends a literal."""
+_PLAIN: Final = re.compile(r"[\w:,{}/.-]*", re.ASCII)
+"""A name, a number, a snapshot, a place in the log, or an array of numbers: nothing that ends a literal."""
 
 
 def place(name: str) -> sql.SQL:
-    """Mark the place of a number, a snapshot or an array of numbers in a statement, which says its type."""
-    return sql.SQL(f"'{_MARK}{name}{_MARK}'")
+    """Mark the place of a value in a statement."""
+    return sql.SQL(f"{_MARK}{name}{_MARK}")
 
 
 class Template:
@@ -32,18 +34,24 @@ class Template:
         parts = composed.as_string(None).split(_MARK)
         self._texts, self._names = parts[::2], parts[1::2]
 
-    def fill(self, numbers: Mapping[str, int | str]) -> sql.Composed:
-        """Return the statement with its numbers.
+    def fill(self, values: Mapping[str, object]) -> sql.Composed:
+        """Return the statement with its values.
 
         Raises:
-            KeyError: a place has no number.
-            ValueError: something else is given for a place.
+            KeyError: a place has no value.
 
         """
         texts = iter(self._texts)
         filled = [next(texts)]
         for name, text in zip(self._names, texts, strict=True):
-            value = numbers[name]
-            is_text = isinstance(value, str) and _NUMBERS.fullmatch(value)
-            filled += (str(value if is_text else int(value)), text)
+            filled += (_quote(values[name]), text)
         return sql.Composed([sql.SQL("".join(filled))])
+
+
+def _quote(value: object) -> str:
+    """Write a literal; what needs no escaping faster than psycopg, which looks for a way to write each type."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, int | float | UUID) or (isinstance(value, str) and _PLAIN.fullmatch(value)):
+        return f"'{value}'"
+    return sql.Literal(value).as_string(None)

@@ -146,12 +146,11 @@ class RangeScan:
         return found, rows
 
     def news(self, columns: sql.Composable, wanted: Lookup) -> sql.Composed:
-        """Return the SELECT, in order, of what the statement's own snapshot sees and the lower one does not; bounded.
+        """Return the SELECT, in no order, of what the statement's own snapshot sees and the lower one does not.
 
-        With places for the numbers of `wanted`, which has a size and no upper snapshot.
+        With places for the numbers of `wanted`, which has no upper snapshot; of each interval as many rows as its size.
         """
-        arms = self._arms(columns, wanted, limit=SIZE, now=True)
-        return sql.SQL("SELECT n.* FROM ({}) AS n ORDER BY n.position LIMIT {}").format(arms, SIZE)
+        return self._arms(columns, wanted, limit=SIZE, now=True)
 
     def matching(self, columns: sql.Composable, wanted: Lookup, plan: Plan) -> sql.Composed:
         """Return the SELECT of the range's messages that pass the filter on types, in order.

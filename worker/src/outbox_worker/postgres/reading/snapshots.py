@@ -17,6 +17,7 @@ from outbox_core.report import Reason
 from outbox_worker.postgres.call import fetch_row
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.payloads import shipped_columns
+from outbox_worker.postgres.reading.range_scan import SIZE
 from outbox_worker.postgres.reading.read_range import Lookup
 from outbox_worker.postgres.reading.table import build_messages
 
@@ -62,7 +63,7 @@ def fetch_news(
 
     def compose() -> sql.Composed:
         rows = scan.news(scan.table.outline(small), wanted)
-        return load("fetch_news").format(rows=rows, payload=shipped_columns("n", small))
+        return load("fetch_news").format(rows=rows, payload=shipped_columns("n", small), size=SIZE)
 
     found = read(templates.fill("news", wanted, compose))
     messages = build_messages(row[3:] for row in found if row[3] is not None)

@@ -7,3 +7,4 @@ SELECT s.now::text, s.standby, pg_snapshot_xmin(s.now) = pg_snapshot_xmax(s.now)
 FROM (SELECT pg_current_snapshot() AS now, pg_is_in_recovery() AS standby) AS s
 LEFT JOIN ({rows}) AS n ON true
 ORDER BY n.position
+LIMIT {size}

@@ -172,8 +172,11 @@ class OutboxTable:
 
     @cached_property
     def message_id(self) -> sql.Composed:
-        """The id as text; of a message without one its place, which no other message has."""
-        return sql.SQL("coalesce({}, concat_ws(':', {}))").format(_column(self.columns.message_id, "text"), self.pair)
+        """The id as text; of a message without one, which our own table cannot have, its place."""
+        message_id = _column(self.columns.message_id, "text")
+        if self.columns is OWN_COLUMNS:
+            return sql.Composed([message_id])
+        return sql.SQL("coalesce({}, concat_ws(':', {}))").format(message_id, self.pair)
 
     @cached_property
     def deliver_after(self) -> sql.Composable:

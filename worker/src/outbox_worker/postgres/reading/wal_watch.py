@@ -12,15 +12,17 @@ and the worker polls as if there were no log.
 from __future__ import annotations
 
 import time
+from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
 import psycopg
-from psycopg import pq, sql
+from psycopg import pq
 
 from outbox_core.errors import OutboxError
 from outbox_core.retry import wake_wait
 from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.template import Template, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +59,6 @@ class WalWatch:
         self.is_working = False
         """This server was seen to tell where its log is."""
         self._longest = LONGEST
-        self._composed: tuple[tuple[float, float, int, str | None, str | None] | None, bytes] = (None, b"")
         self._useless = 0
         self.found = False
         """The last look found messages: the loop says so before it asks again whether the log moved."""
@@ -162,10 +163,13 @@ class WalWatch:
 
     def _send(self, connection: Connection) -> None:
         step = CLOSE if time.monotonic() - self._found_at < CALM_AFTER else CALM
-        wanted = (self._longest, step, connection.pgconn.backend_pid, *self._place)
-        if self._composed[0] != wanted:  # while nothing is written it is the same for hours
-            self._composed = (wanted, _compose(*wanted))
-        connection.pgconn.send_query(self._composed[1])
+        statement = _template().fill(
+            {
+                "steps": ceil(self._longest / step), "seconds": step, "longest": self._longest,
+                "pid": connection.pgconn.backend_pid, "inserted": self._place[0], "flushed": self._place[1],
+            }
+        )  # fmt: skip
+        connection.pgconn.send_query(statement.as_bytes(None))
         connection.pgconn.flush()
         self._waits = True
         if self._place != _NOWHERE:
@@ -179,12 +183,10 @@ def _find_longest(connection: Connection) -> float:
     return min(LONGEST, seconds) if seconds > 0 else LONGEST
 
 
-def _compose(longest: float, step: float, pid: int, written: str | None, flushed: str | None) -> bytes:
-    statement = load("await_wal").format(
-        steps=sql.Literal(ceil(longest / step)), seconds=sql.Literal(step), longest=sql.Literal(longest),
-        pid=sql.Literal(pid), inserted=sql.Literal(written), flushed=sql.Literal(flushed),
-    )  # fmt: skip
-    return statement.as_bytes(None)
+@cache
+def _template() -> Template:
+    names = ("steps", "seconds", "longest", "pid", "inserted", "flushed")
+    return Template(load("await_wal").format(**{name: place(name) for name in names}))
 
 
 def _receive(session: pq.abc.PGconn) -> pq.abc.PGresult | None:

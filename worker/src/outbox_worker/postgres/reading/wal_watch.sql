@@ -17,7 +17,7 @@ FROM generate_series(0, {steps}) AS step,
 WHERE pg_backend_pid() <> {pid}
    OR log.inserted IS DISTINCT FROM {inserted}::pg_lsn
    OR log.flushed IS DISTINCT FROM {flushed}::pg_lsn
-   OR clock_timestamp() >= statement_timestamp() + {longest} * interval '1 s'
+   OR clock_timestamp() >= statement_timestamp() + {longest}::float8 * interval '1 s'
 LIMIT 1
 
 -- name: fetch_log_threshold
