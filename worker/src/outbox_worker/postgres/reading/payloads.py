@@ -13,6 +13,7 @@ by message.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -24,6 +25,7 @@ from outbox_core.report import Reason
 from outbox_core.spec.delivery import LARGEST_BATCH
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.reading.table import as_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -170,16 +172,17 @@ class PayloadBound:
             self._rows = 2 * looked_at if looked_at < LARGEST_BATCH else None
 
 
-def shipped_columns(row: str, small: int | None) -> sql.Composable:
+@cache
+def shipped_columns(row: str, small: int | None) -> sql.SQL:
     """List data and metadata of a SELECT with payloads as text; those of more than `small` bytes are withheld."""
-    names = [sql.Identifier(row, name) for name in ("data", "metadata")]
-    if small is None:
-        return sql.SQL(", ").join(names)
-    withheld = "CASE WHEN octet_length({0}) > {1} THEN {2} ELSE {0} END AS {3}"
-    return sql.SQL(", ").join(
-        sql.SQL(withheld).format(name, sql.Literal(small), sql.Literal(WITHHELD), sql.Identifier(column))
-        for name, column in zip(names, ("data", "metadata"), strict=True)
+    column = "{0}" if small is None else "CASE WHEN octet_length({0}) > {1} THEN {2} ELSE {0} END AS {3}"
+    listed = sql.SQL(", ").join(
+        sql.SQL(column).format(
+            sql.Identifier(row, name), sql.Literal(small), sql.Literal(WITHHELD), sql.Identifier(name)
+        )
+        for name in ("data", "metadata")
     )
+    return as_text(listed)
 
 
 def compose_messages(rows: sql.Composable, small: int | None, order: LiteralString) -> sql.Composed:
