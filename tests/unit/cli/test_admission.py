@@ -33,7 +33,7 @@ def read(tmp_path, spec, name="orders"):
     """Read a manifest as every command with -f does."""
     file = tmp_path / "orders.yaml"
     file.write_text(yaml.safe_dump(manifest("shop", spec, name)))
-    return read_manifest([file], cluster="c", uid="u").processor
+    return read_manifest([file]).processor
 
 
 @pytest.mark.parametrize("spec", VALID)
@@ -94,10 +94,7 @@ def test_a_time_without_quotation_marks_is_read_as_kubectl_reads_it(tmp_path):
     file = tmp_path / "orders.yaml"
     text = yaml.safe_dump(manifest("shop", worker(startFrom={"type": "Timestamp", "timestamp": "T"})))
     file.write_text(text.replace("timestamp: T", "timestamp: 2026-01-01T00:00:00Z"))
-    assert (
-        str(read_manifest([file], cluster="c", uid="u").processor.spec.start_from.timestamp)
-        == "2026-01-01 00:00:00+00:00"
-    )
+    assert str(read_manifest([file]).processor.spec.start_from.timestamp) == "2026-01-01 00:00:00+00:00"
 
 
 def test_a_misspelt_field_names_the_one_that_was_meant(tmp_path):

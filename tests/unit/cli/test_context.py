@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_cli.context import ContextKind, choose_context, read_subject
+from outbox_cli.console import Console, Format
+from outbox_cli.context import Context, ContextKind
 from outbox_cli.errors import UsageError
 from outbox_cli.main import build_parser
 
 SERVICE = {"PGSERVICE": "shop"}
 
 
-def parse(*arguments, plugin=False):
-    return build_parser(plugin=plugin).parse_args(["status", *arguments])
+def parse(*arguments, environment=SERVICE, plugin=False):
+    options = build_parser(plugin=plugin).parse_args(["status", *arguments])
+    return Context(options, Console(Format.TABLE, assume_yes=False), environment, plugin)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +30,7 @@ def parse(*arguments, plugin=False):
     ],
 )
 def test_the_place(arguments, environment, plugin, place):
-    assert choose_context(parse(*arguments), environment, plugin=plugin) is place
+    assert parse(*arguments, environment=environment, plugin=plugin).choose_kind() is place
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_the_place(arguments, environment, plugin, place):
 )
 def test_no_place_is_guessed(arguments, said):
     with pytest.raises(UsageError, match=said):
-        choose_context(parse(*arguments), {}, plugin=False)
+        parse(*arguments, environment={}).choose_kind()
 
 
 @pytest.mark.parametrize(
@@ -53,17 +55,17 @@ def test_no_place_is_guessed(arguments, said):
 )
 def test_what_only_a_database_knows_is_not_dropped_in_a_cluster(arguments, plugin):
     with pytest.raises(UsageError, match="-f and --schema are about a database, and this means a cluster"):
-        choose_context(parse(*arguments), SERVICE, plugin=plugin)
+        parse(*arguments, plugin=plugin).choose_kind()
 
 
 def test_the_subject_without_a_manifest_is_the_products_own_table():
-    subject = read_subject(parse("orders", "--schema", "other"))
+    subject = parse("orders", "--schema", "other").subject
     assert (subject.schema, subject.needed, subject.source.table) == ("other", "orders", None)
 
 
 def test_a_processor_has_to_be_named_where_one_is_needed():
     with pytest.raises(UsageError, match="which processor"):
-        _ = read_subject(parse()).needed
+        _ = parse().subject.needed
 
 
 def test_a_manifest_says_schema_table_and_processor(tmp_path):
@@ -73,11 +75,11 @@ def test_a_manifest_says_schema_table_and_processor(tmp_path):
         "  processorId: sales/orders\n  source: {connection: {secretRef: {name: db}}, schemaName: mine,\n"
         "    table: {schemaName: public, name: log}}\n  target: {log: {}}\n"
     )
-    subject = read_subject(parse("-f", str(file)))
+    subject = parse("-f", str(file)).subject
     assert (subject.schema, subject.needed) == ("mine", "sales/orders")
     assert subject.source.table is not None
     assert subject.source.table.name == "log"
     with pytest.raises(UsageError, match="not invoices"):
-        read_subject(parse("invoices", "-f", str(file)))
+        _ = parse("invoices", "-f", str(file)).subject
     with pytest.raises(UsageError, match="schemaName mine"):
-        read_subject(parse("-f", str(file), "--schema", "outbox"))
+        _ = parse("-f", str(file), "--schema", "outbox").subject

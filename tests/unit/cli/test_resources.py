@@ -7,7 +7,7 @@ import pytest
 from outbox_cli.cluster.client import Cluster, parse_answer
 from outbox_cli.cluster.resources import condition, is_running, is_suspended, open_conflict, resource_record
 from outbox_cli.errors import CommandError, Exit, RefusedError
-from outbox_cli.main import kubectl
+from outbox_cli.main import main
 from outbox_operator.api.resolution import read_resolution
 
 CONFLICT = {"id": 7, "code": 2, "expected": "790:40", "stored": "815:42"}
@@ -100,7 +100,7 @@ def test_a_context_that_is_named_needs_no_current_one(tmp_path):
 )
 def test_a_resource_that_is_not_named_is_asked_for_nowhere(tmp_path, capsys, arguments, said):
     (file := tmp_path / "config").write_text(KUBECONFIG)
-    assert kubectl([*arguments, "--kubeconfig", str(file), "--context", "prod"]) == Exit.USAGE
+    assert main([*arguments, "--kubeconfig", str(file), "--context", "prod"], plugin=True) == Exit.USAGE
     assert said in capsys.readouterr().err
 
 

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from outbox_cli.console import Column, Console, Format, format_cell, format_counts, format_table
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
-from outbox_cli.main import kubectl, main
+from outbox_cli.main import main
 from outbox_cli.progress import EVERY_SECONDS, Progress, format_progress
 from outbox_core import __version__
 from outbox_core.span import format_age
@@ -146,10 +146,10 @@ def test_a_wrong_option_is_answered_in_words_of_a_person(capsys, arguments, said
     assert not [word for word in ("_natural", "invalid int", "invalid float", "Format value") if word in told]
 
 
-@pytest.mark.parametrize("run", [main, kubectl])
-def test_the_version_is_told(capsys, run):
+@pytest.mark.parametrize("plugin", [False, True])
+def test_the_version_is_told(capsys, plugin):
     with pytest.raises(SystemExit) as ended:
-        run(["--version"])
+        main(["--version"], plugin=plugin)
     assert (ended.value.code, capsys.readouterr().out) == (0, f"outbox {__version__}\n")
 
 

@@ -1,6 +1,6 @@
 """`outbox` and `kubectl outbox`: what a person runs against a database or a cluster.
 
-Start with `main.py`, which composes the commands. `context.py` decides what a command works on. Commands against a
+Start with `commands.py`, the grammar. `context.py` decides what a command works on. Commands against a
 database: `inspect.py`, `conflicts.py`, `reposition.py`, `claims.py`, `migrate.py`; against a cluster: `resources.py`,
 whose only way to the API is `cluster/client.py` (the one module that needs the package `kubernetes`); `running.py` runs
 a processor in the foreground. How they speak: `console.py`.

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import psycopg
 from pydantic import ValidationError
 
-from outbox_cli.command import Context
 from outbox_cli.commands import add_commands
 from outbox_cli.console import Console, Format, printable
+from outbox_cli.context import Context
 from outbox_cli.errors import CommandError, Exit
 from outbox_core import __version__
 from outbox_core.errors import OutboxError
@@ -28,34 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command as `outbox`."""
-    return _run(arguments, plugin=False)
-
-
-def kubectl(arguments: Sequence[str] | None = None) -> int:
-    """Run one command as `kubectl outbox`."""
-    return _run(arguments, plugin=True)
-
-
-def build_parser(*, plugin: bool) -> argparse.ArgumentParser:
-    """Put the command line together."""
-    parser = argparse.ArgumentParser(
-        prog="kubectl outbox" if plugin else "outbox",
-        description="Look after outbox processors, in a database or in a cluster.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"outbox {__version__}")
-    add_commands(parser)
-    return parser
-
-
-def _run(arguments: Sequence[str] | None, *, plugin: bool) -> int:
+def main(arguments: Sequence[str] | None = None, *, plugin: bool = False) -> int:
+    """Run one command as `outbox`, or as `kubectl outbox`."""
     options = build_parser(plugin=plugin).parse_args(arguments)
-    console = Console(Format(options.output), assume_yes=getattr(options, "yes", False))
-    context = Context(options, console, os.environ, plugin)
+    console = Console(Format(options.output), assume_yes=options.yes)
     try:
-        return int(options.run(context))
+        return int(options.run(Context(options, console, os.environ, plugin)))
     except CommandError as err:
         return _fail(str(err), err.status)
     except ValidationError as err:
@@ -70,10 +48,18 @@ def _run(arguments: Sequence[str] | None, *, plugin: bool) -> int:
         return Exit.FAILED
 
 
+def build_parser(*, plugin: bool) -> argparse.ArgumentParser:
+    """Put the command line together."""
+    parser = argparse.ArgumentParser(
+        prog="kubectl outbox" if plugin else "outbox",
+        description="Look after outbox processors, in a database or in a cluster.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"outbox {__version__}")
+    add_commands(parser)
+    return parser
+
+
 def _fail(message: str, status: Exit) -> int:
     print(f"outbox: {printable(message)}", file=sys.stderr)  # noqa: T201  # a command line speaks
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

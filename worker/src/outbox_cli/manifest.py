@@ -28,21 +28,21 @@ class Manifest:
     config_maps: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
-def read_manifest(files: Iterable[Path], *, cluster: str, uid: str) -> Manifest:
-    """Read the one OutboxProcessor in the files; `cluster` and `uid` are what an API server would add.
+def read_manifest(files: Iterable[Path]) -> Manifest:
+    """Read the one OutboxProcessor in the files.
 
     Raises:
         CommandError: a file cannot be read, or it holds no valid processor, or several.
 
     """
-    found = read_manifests(files, cluster=cluster, uid=uid)
+    found = read_manifests(files)
     if len(found) != 1:
         raise CommandError(f"the files hold {len(found)} objects of kind {KIND}: give those of one processor")
     return found[0]
 
 
-def read_manifests(files: Iterable[Path], *, cluster: str, uid: str) -> list[Manifest]:
-    """Read each OutboxProcessor in the files.
+def read_manifests(files: Iterable[Path], cluster: str = "") -> list[Manifest]:
+    """Read each OutboxProcessor in the files; no API server has given it a uid.
 
     Raises:
         CommandError: a file cannot be read, or what it holds is no valid processor.
@@ -51,14 +51,14 @@ def read_manifests(files: Iterable[Path], *, cluster: str, uid: str) -> list[Man
     documents = [document for file in files for document in _load(file)]
     config_maps = dict(_read_config_map(found) for found in documents if found.get("kind") == "ConfigMap")
     bodies = [body for body in documents if body.get("kind") == KIND]
-    return [Manifest(_read_processor(body, cluster, uid), config_maps) for body in bodies]
+    return [Manifest(_read_processor(body, cluster), config_maps) for body in bodies]
 
 
-def _read_processor(body: dict[str, Any], cluster: str, uid: str) -> Processor:
+def _read_processor(body: dict[str, Any], cluster: str) -> Processor:
     if body.get("apiVersion") != API_VERSION:
         raise CommandError(f"apiVersion is {body.get('apiVersion')}: this version knows {API_VERSION}")
     admitted = _admit(body)
-    meta = {"namespace": "default", **admitted["metadata"], "uid": uid}
+    meta = {"namespace": "default", **admitted["metadata"], "uid": ""}
     try:
         # No pods are made of it here, so it may ask for any.
         return parse_processor({"metadata": meta, "spec": admitted["spec"]}, cluster, unrestricted=True)

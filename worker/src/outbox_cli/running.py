@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from outbox_cli.context import check_schema, has_environment, secret_directory
+from outbox_cli.context import DATABASE_HELP, check_schema
 from outbox_cli.database.reposition import LOCAL
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_cli.manifest import read_manifests
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator
 
-    from outbox_cli.command import Context
+    from outbox_cli.context import Context
     from outbox_cli.manifest import Manifest
 
 _IDENTITIES: Final = uuid.UUID("2a0a2c0e-52f1-5b0c-9c5b-6c1f0f0ad7f4")
@@ -72,7 +72,7 @@ def _read(options: Namespace) -> list[Manifest]:
 
     """
     cluster = options.cluster_id or f"{LOCAL}{socket.gethostname()}"
-    manifests = read_manifests(options.file, cluster=cluster, uid="")
+    manifests = read_manifests(options.file, cluster)
     processors = [each.processor for each in manifests]
     groups = {(each.ref.namespace, each.spec.worker.shared) for each in processors}
     is_repeated = len({each.name for each in processors}) < len(processors)
@@ -150,7 +150,7 @@ def _format(manifest: Manifest, handler: Path) -> str:
 
 def _link_source(context: Context, place: Path) -> None:
     place.parent.mkdir(exist_ok=True)
-    directory = secret_directory(context.options)
+    directory = context.secret_directory
     if directory is not None:
         if not directory.is_dir():
             raise CommandError(f"{directory} is not a directory with a connection's files")
@@ -158,12 +158,12 @@ def _link_source(context: Context, place: Path) -> None:
     elif context.options.dsn_file is not None:
         place.mkdir()
         (place / "uri").symlink_to(context.options.dsn_file.resolve())
-    elif has_environment(context.environment):
+    elif context.has_environment:
         place.mkdir()
         # Names nothing, so libpq takes everything from the environment.
         (place / "uri").write_text("postgresql://")
     else:
-        raise UsageError("which database? --connection, --connections, --dsn-file, or PGSERVICE or PGHOST")
+        raise UsageError(DATABASE_HELP)
 
 
 def find_text_id(text: str, handler: Path) -> int:

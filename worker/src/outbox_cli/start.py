@@ -8,26 +8,22 @@ import sys
 
 def main() -> int:
     """Run one command of `outbox`."""
-    if sys.argv[1:2] == ["try"]:
-        return _try()
-    from outbox_cli.main import main as run
-
-    return run()
+    return _run(plugin=False)
 
 
 def kubectl() -> int:
     """Run one command of `kubectl outbox`."""
+    return _run(plugin=True)
+
+
+def _run(*, plugin: bool) -> int:
     if sys.argv[1:2] == ["try"]:
-        return _try()
-    from outbox_cli.main import kubectl as run
+        # Nothing is made yet, so Ctrl-C may end the process at once: as an exception it can be lost in an import.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        from outbox_cli.try_out.run import main as run_try
 
-    return run()
+        return run_try(sys.argv[2:])
+    from outbox_cli.main import main as run
 
-
-def _try() -> int:
-    # Nothing is made yet, so Ctrl-C may end the process at once: as an exception it can be lost in an import.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from outbox_cli.try_out.run import main as run
-
-    return run(sys.argv[2:])
+    return run(plugin=plugin)

@@ -71,7 +71,7 @@ def test_a_known_outbox_is_named_with_what_adopting_it_does_and_a_manifest_that_
     manifest = re.search(r"  its processor:\n((?:    .*\n)+)", said)
     assert manifest
     (tmp_path / "processor.yaml").write_text("\n".join(line[4:] for line in manifest[1].splitlines()))
-    source = read_manifest([tmp_path / "processor.yaml"], cluster="c", uid="u").processor.spec.source
+    source = read_manifest([tmp_path / "processor.yaml"]).processor.spec.source
     assert source.table is not None
     assert source.table.name == name
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from outbox_cli.cluster.client import Cluster
-    from outbox_cli.command import Context
     from outbox_cli.console import Record
+    from outbox_cli.context import Context
     from outbox_core.progress.checkpoint import Checkpoint
 
 Body = dict[str, Any]

@@ -14,7 +14,7 @@ from outbox_sql.recognise import Recognised, guess_columns, recognise
 if TYPE_CHECKING:
     import argparse
 
-    from outbox_cli.command import Context
+    from outbox_cli.context import Context
     from outbox_worker.postgres.connection import Connection
 
 _NEEDED: Final = ("messageId", "messageType", "data")

@@ -13,8 +13,8 @@ from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
 
 if TYPE_CHECKING:
-    from outbox_cli.command import Context
     from outbox_cli.console import Record
+    from outbox_cli.context import Context
     from outbox_worker.postgres.admin.overview import ProcessorView
     from outbox_worker.postgres.connection import Connection
 

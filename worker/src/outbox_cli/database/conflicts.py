@@ -15,8 +15,8 @@ from outbox_worker.postgres.admin.overview import list_conflicts
 from outbox_worker.postgres.progress import conflicts
 
 if TYPE_CHECKING:
-    from outbox_cli.command import Context
     from outbox_cli.console import Record
+    from outbox_cli.context import Context
     from outbox_worker.postgres.admin.overview import ConflictView
     from outbox_worker.postgres.connection import Connection
 

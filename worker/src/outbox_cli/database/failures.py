@@ -25,8 +25,8 @@ from outbox_worker.postgres.key import ProcessorKey
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from outbox_cli.command import Context
     from outbox_cli.console import Record
+    from outbox_cli.context import Context
     from outbox_worker.postgres.admin.dead_letters import DeadLetter, Filter, HeldView
     from outbox_worker.postgres.connection import Connection
 
@@ -66,14 +66,14 @@ def _filter(context: Context) -> Filter:
     options = context.options
     return dead_letters.Filter(
         processor_id=context.subject.processor_id,
-        ids=getattr(options, "id", None),
+        ids=options.id,
         keys=options.key,
         message_ids=options.message_id,
-        types=getattr(options, "type", None),
-        classes=getattr(options, "error_class", None),
-        text=getattr(options, "error", None),
-        since=getattr(options, "since", None),
-        until=getattr(options, "until", None),
+        types=options.type,
+        classes=options.error_class,
+        text=options.error,
+        since=options.since,
+        until=options.until,
     )
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_cli.command import against_database, against_source
 from outbox_cli.console import Column, record_of
-from outbox_cli.database.lag import LagReader
 from outbox_cli.database.sources import Sources
 from outbox_cli.database.words import choose_word, describe_word, format_reason, name_of, state_of, word_record
 from outbox_cli.errors import Exit, RefusedError
@@ -22,9 +21,8 @@ from outbox_worker.postgres.reading.writers import describe, list_writers, missi
 from outbox_worker.postgres.remote_target import fetch_source
 
 if TYPE_CHECKING:
-    from outbox_cli.command import Context
     from outbox_cli.console import Record
-    from outbox_cli.context import Subject
+    from outbox_cli.context import Context, Subject
     from outbox_core.report import Lag
     from outbox_worker.postgres.admin.overview import ProcessorView
     from outbox_worker.postgres.connection import Connection
@@ -115,12 +113,11 @@ def status(connection: Connection, context: Context) -> Exit:
     records, notes = [], []
     with Sources(connection, context) as sources:
         changes = look_at_changes(connection, subject, views, sources)
-        measure = LagReader(connection, subject, sources)
-        for view in map(measure.with_consumers, views):
+        for view in map(sources.with_consumers, views):
             word = choose_word(view, words)
-            lag, unknown = _measure(measure, sources, view)
+            lag, unknown = _measure(sources, view)
             record = status_record(view, lag, word)
-            record |= {"change": changes.get(view.processor_id)} | measure.unfinished(view)
+            record |= {"change": changes.get(view.processor_id)} | sources.unfinished(view)
             shown = {"lagText": unknown or format_lag(lag), "reasonText": format_reason(word)}
             records.append(record if context.console.is_json else record | shown)
             if (note := describe_word(view, word)) is not None:
@@ -133,13 +130,13 @@ def status(connection: Connection, context: Context) -> Exit:
     return Exit.DONE
 
 
-def _measure(measure: LagReader, sources: Sources, view: ProcessorView) -> tuple[Lag | None, str | None]:
+def _measure(sources: Sources, view: ProcessorView) -> tuple[Lag | None, str | None]:
     """Count what waits; or say why that is not known here. One table that is gone hides no other processor."""
     if view.pair is None:
         return None, None
     try:
         reading = sources.find(view.processor_id)
-        return (None, "in another database") if reading is None else (measure.lag(view, reading, LAG_CAP), None)
+        return (None, "in another database") if reading is None else (sources.lag(view, reading, LAG_CAP), None)
     except (ConfigurationError, RefusedError) as err:
         return None, f"unknown: {err}"
 
@@ -171,7 +168,6 @@ def lag(connection: Connection, context: Context) -> Exit:
     records: list[Record] = []
     exceeded = False
     with Sources(connection, context) as sources:
-        measure = LagReader(connection, subject, sources)
         for view in find_partitions(connection, subject):
             if view.pair is None:
                 if view.holder is not None or view.live or view.open_conflict is not None:
@@ -183,7 +179,7 @@ def lag(connection: Connection, context: Context) -> Exit:
             if source is None:
                 context.console.note(f"{view.processor_id} reads another database: left out; name it to see it")
                 continue
-            found = measure.lag(view, source, cap)
+            found = sources.lag(view, source, cap)
             exceeded |= _exceeds(found, options.max_messages, options.max_seconds)
             counted = f"{found.messages}+" if found.at_least and not context.console.is_json else found.messages
             records.append(
@@ -239,7 +235,7 @@ def _has_waiting(connection: Connection, context: Context) -> bool:
     subject = context.subject
     if MessageReader(subject.source).has_waiting(connection):
         return True
-    mapped = {} if context.options.file else list_mappings(connection, subject.schema)
+    mapped = {} if context.manifest else list_mappings(connection, subject.schema)
     for processor_id, source in mapped.items():
         if source.table is None or fetch_source(connection, ProcessorKey(subject.schema, processor_id)) is not None:
             continue  # our own, or in another database

@@ -11,7 +11,7 @@ from outbox_sql import runner
 from outbox_worker.postgres.call import call
 
 if TYPE_CHECKING:
-    from outbox_cli.command import Context
+    from outbox_cli.context import Context
     from outbox_worker.postgres.connection import Connection
 
 

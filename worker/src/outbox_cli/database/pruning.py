@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from outbox_cli.command import Context
+    from outbox_cli.context import Context
     from outbox_core.spec import Source
     from outbox_worker.postgres.admin.pruning import Reader
     from outbox_worker.postgres.connection import Connection
@@ -45,7 +45,7 @@ def prune(connection: Connection, context: Context) -> Exit:
     with ExitStack() as closing:
         job = _Job(connection, context, _open_remote(options.readers, closing))
         readers = job.find_readers()
-        remote_known = bool(options.readers) or options.no_remote_readers
+        remote_known = options.readers or options.no_remote_readers
         if not remote_known and not options.dry_run:
             raise RefusedError(_REMOTE)
         for reader in readers:
@@ -65,8 +65,8 @@ def prune(connection: Connection, context: Context) -> Exit:
         return Exit.DONE
 
 
-def _open_remote(directories: Sequence[Path] | None, closing: ExitStack) -> list[Connection]:
-    return [closing.enter_context(ConnectionFiles(directory).connect("outbox-cli")) for directory in directories or ()]
+def _open_remote(directories: Sequence[Path], closing: ExitStack) -> list[Connection]:
+    return [closing.enter_context(ConnectionFiles(directory).connect("outbox-cli")) for directory in directories]
 
 
 class _Job:
@@ -112,7 +112,7 @@ class _Job:
             found += there
             if there and not self._logs:  # nothing of ours is beside the messages
                 self._logs = [(connection, there[0].schema)]
-        excepted = set(self._context.options.ignore or ())
+        excepted = set(self._context.options.ignore)
         for reader in found:
             if reader.view.processor_id in excepted and reader.view.live:
                 raise RefusedError(f"{reader.name} is being run by {reader.view.pod}: it cannot be left out")
@@ -131,7 +131,7 @@ class _Job:
 
     def _check(self, connection: Connection, reader: Reader) -> None:
         view = reader.view
-        if view.processor_id in (self._context.options.ignore or ()):
+        if view.processor_id in self._context.options.ignore:
             return
         if view.pair is None:
             raise RefusedError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import psycopg
@@ -12,20 +11,15 @@ from outbox_cli.command import against_database
 from outbox_cli.console import Column, record_of
 from outbox_cli.database.sources import Sources
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
-from outbox_cli.manifest import read_manifest
 from outbox_core.progress.coverage import decide_catch_up
-from outbox_worker.observe.change import part_reader
+from outbox_worker.postgres.admin.overview import list_processors
 from outbox_worker.postgres.admin.preview import count_between
-from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.ownership import rebalance
-from outbox_worker.postgres.ownership.partitions import load_checkpoints
 from outbox_worker.postgres.progress.rebuilds import list_rebuilds
-from outbox_worker.postgres.reading.messages import MessageReader
 from outbox_worker.postgres.transactions.statement import find_transaction_end
 
 if TYPE_CHECKING:
-    from outbox_cli.command import Context
     from outbox_cli.console import Record
+    from outbox_cli.context import Context
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.progress.rebuilds import RebuildRow
 
@@ -58,18 +52,14 @@ def _behind(sources: Sources, connection: Connection, schema: str, row: RebuildR
     """Count what the other one has examined and this one has not, where the messages can be seen."""
     if row.swapped_at is not None or row.new is None or row.old is None:
         return None
-    reading, key = sources.find(row.processor_id), ProcessorKey(schema, row.processor_id)
+    reading = sources.find(row.processor_id)
     if reading is None:
         return None
-    source, partitioning = sources.source_of(row.processor_id), rebalance.fetch(connection, key)
-    theirs = [each.pair for each in load_checkpoints(connection, ProcessorKey(schema, row.of)).values()]
+    theirs = [view.pair for view in list_processors(connection, schema, row.of) if view.pair is not None]
     total = 0
-    for partition, stored in load_checkpoints(connection, key).items():
-        reader = MessageReader(source)
-        if partitioning is not None:
-            reader = part_reader(source, replace(partitioning, barrier=None), partition)
-        for after, up_to in decide_catch_up(stored.pair, theirs).ranges:
-            found = count_between(reading, reader, after, up_to, cap=_CAP - total)
+    for view in list_processors(connection, schema, row.processor_id):
+        for after, up_to in decide_catch_up(view.pair, theirs).ranges if view.pair is not None else ():
+            found = count_between(reading, sources.reader(view), after, up_to, cap=_CAP - total)
             total += found.total
             if found.at_least:
                 return f"{total}+"
@@ -86,9 +76,9 @@ def _record(row: RebuildRow, behind: str | int | None) -> Record:
 @against_database
 def try_swap(connection: Connection, context: Context) -> Exit:
     """Run the statement as this role in a transaction that is rolled back; its locks are held that long."""
-    if not context.options.file:
+    if context.manifest is None:
         raise UsageError("which swap? give the manifest with -f")
-    rebuild = read_manifest(context.options.file, cluster="", uid="").processor.spec.rebuild_of
+    rebuild = context.manifest.spec.rebuild_of
     if rebuild is None:
         raise RefusedError("the manifest has no spec.rebuildOf")
     if (command := find_transaction_end(rebuild.swap_statement)) is not None:

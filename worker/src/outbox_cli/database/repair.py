@@ -11,9 +11,8 @@ from outbox_worker.postgres.admin.repair import MOST_USED_UP, Outbox, Repairer, 
 from outbox_worker.postgres.reading.table import OutboxTable
 
 if TYPE_CHECKING:
-    from outbox_cli.command import Context
     from outbox_cli.console import Record
-    from outbox_cli.context import Subject
+    from outbox_cli.context import Context, Subject
     from outbox_worker.postgres.admin.repair import Moved, Plan, Repair, Rows
     from outbox_worker.postgres.connection import Connection
 

@@ -24,16 +24,14 @@ from outbox_core.spec import StartFrom, StartType
 from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.admin.overview import list_audit_log, list_conflicts
 from outbox_worker.postgres.admin.preview import Count, count_between
-from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.progress import conflicts
 from outbox_worker.postgres.progress.checkpoints import start_pair
 from outbox_worker.postgres.reading.writers import list_writers
 
 if TYPE_CHECKING:
-    from outbox_cli.command import Context
     from outbox_cli.console import Record
-    from outbox_cli.context import Subject
+    from outbox_cli.context import Context, Subject
     from outbox_core.progress.snapshot_range import SnapshotRange
     from outbox_core.spec import Source
     from outbox_worker.postgres.admin.overview import ProcessorView
@@ -151,9 +149,8 @@ def _move(connection: Connection, context: Context, direction: Direction) -> Exi
     need_reason(options)
     views = _find_views(connection, subject, options.partition)
     several = len(views) > 1
-    if views:
-        _refuse_consumers(connection, subject, views[0].processor_id, direction)
     with Sources(connection, context) as sources:
+        _refuse_consumers(sources, subject.needed, direction)
         moves = _plan(connection, context, sources, views, direction)
     if options.dry_run:
         console.document(_document(moves, several=several, done=False))
@@ -174,12 +171,11 @@ def _move(connection: Connection, context: Context, direction: Direction) -> Exi
     return Exit.DONE
 
 
-def _refuse_consumers(connection: Connection, subject: Subject, processor_id: str, direction: Direction) -> None:
+def _refuse_consumers(sources: Sources, processor_id: str, direction: Direction) -> None:
     """Raise where batches are handed out: no checkpoint says what is done, so none can be moved."""
-    known = competing.list_competing(connection, subject.schema)
-    if processor_id not in known:
+    if processor_id not in sources.queues:
         return
-    queue = known[processor_id]
+    queue = sources.queues[processor_id]
     if direction is Direction.FORWARD:
         remedy = "to be rid of messages give them up as they fail, with delivery.whenExhausted: Skip"
     elif queue is None:
@@ -291,7 +287,7 @@ def _wanted(source_connection: Connection, context: Context, source: Source) -> 
     elif options.to_time is not None:
         start = StartFrom(type=StartType.TIMESTAMP, timestamp=options.to_time)
     else:
-        start = StartFrom(type=StartType.END if getattr(options, "to_end", False) else StartType.BEGINNING)
+        start = StartFrom(type=StartType.END if options.to_end else StartType.BEGINNING)
     return start_pair(source_connection, source, start)
 
 

@@ -18,7 +18,7 @@ from outbox_worker.postgres.reading.range_scan import RangeScan
 from outbox_worker.postgres.reading.snapshots import take_snapshot
 
 if TYPE_CHECKING:
-    from outbox_cli.command import Context
+    from outbox_cli.context import Context
     from outbox_cli.database.sources import Sources
     from outbox_core.spec import Source
     from outbox_worker.postgres.admin.overview import ProcessorView
