@@ -13,7 +13,7 @@ import pytest
 import yaml
 from typing_extensions import override
 
-from outbox_cli.console import Column, Console, Format, format_cell, format_counts, format_table
+from outbox_cli.console import Console, Format, format_cell, format_counts
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_cli.main import main
 from outbox_cli.progress import EVERY_SECONDS, Progress, format_progress
@@ -43,9 +43,10 @@ def test_spans(seconds, text):
     assert format_age(seconds) == text
 
 
-def test_a_table_is_as_wide_as_it_needs():
-    lines = list(format_table([{"a": 1, "b": None}, {"a": 12345, "b": "x"}], [Column("A", "a"), Column("BB", "b")]))
-    assert lines == ["A       BB", "1       -", "12345   x"]
+def test_a_table_is_as_wide_as_it_needs(capsys):
+    console = Console(Format.TABLE, assume_yes=False)
+    console.show([{"a": 1, "b": None}, {"a": 12345, "b": "x"}], {"A": "a", "BB": "b"}, empty="nothing")
+    assert capsys.readouterr().out.splitlines() == ["A      BB", "1      -", "12345  x"]
 
 
 def test_counts_name_what_has_no_type():

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic.alias_generators import to_camel
 
-from outbox_cli.errors import RefusedError
+from outbox_cli.errors import Exit, RefusedError
 from outbox_cli.progress import Progress
+from outbox_cli.table import format_rows
 from outbox_core.plain import plain_checkpoints
 from outbox_core.span import format_age
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 Record = dict[str, Any]
 """One result; keys are camelCase, as in the resource's status."""
@@ -33,14 +34,6 @@ class Format(StrEnum):
 
     TABLE = "table"
     JSON = "json"
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column of a table: its title, and the key of the record that it shows."""
-
-    title: str
-    key: str
 
 
 class Console:
@@ -65,29 +58,21 @@ class Console:
         """Tell a person something beside the result."""
         print(printable(line), file=sys.stderr, flush=True)  # noqa: T201
 
-    def show(self, records: Sequence[Record], columns: Sequence[Column], *, empty: str) -> None:
-        """Write a list; an empty one says so to people."""
-        if self.is_json:
-            self.document(list(records))
-        elif not records:
-            self.note(empty)
+    def show(self, records: Sequence[Record], columns: Mapping[str, str], *, empty: str) -> None:
+        """Write a list, to people as a table: `columns` names each title's field. An empty one says so to them."""
+        if records or self.is_json:
+            rows = [[format_cell(record.get(name)) for name in columns.values()] for record in records]
+            self.tell(list(records), *format_rows([list(columns), *rows]))
         else:
-            for line in format_table(records, columns):
-                self.say(line)
+            self.note(empty)
 
-    def show_one(self, record: Record) -> None:
-        """Write one result, a field a line."""
+    def tell(self, document: object, *lines: str) -> Exit:
+        """Write a result: to a program the document, to a person the lines."""
         if self.is_json:
-            self.document(record)
-            return
-        width = max((len(name) for name in record), default=0)
-        for name, value in record.items():
-            self.say(f"{name + ':':<{width + 1}} {format_cell(value)}")
-
-    def document(self, value: object) -> None:
-        """Write the JSON document; nothing in table form."""
-        if self.is_json:
-            print(json.dumps(value, default=_plain, indent=2), flush=True)  # noqa: T201
+            print(json.dumps(document, default=_plain, indent=2), flush=True)  # noqa: T201
+        for line in lines:
+            self.say(line)
+        return Exit.DONE
 
     def progress(self, what: str, total: int | None = None) -> Progress:
         """Show how far something long is."""
@@ -119,13 +104,9 @@ def printable(text: str) -> str:
     return plain_checkpoints(text).translate(_ESCAPED_IN_TEXT)
 
 
-def format_table(records: Sequence[Record], columns: Sequence[Column]) -> Iterable[str]:
-    """Lay records out under titles, as wide as they need."""
-    rows = [[column.title for column in columns]]
-    rows += [[format_cell(record.get(column.key)) for column in columns] for record in records]
-    widths = [max(len(row[index]) for row in rows) for index in range(len(columns))]
-    for row in rows:
-        yield "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+def format_fields(record: Record) -> list[str]:
+    """Write one result, a field a line."""
+    return format_rows([[f"{name}:", format_cell(value)] for name, value in record.items()])
 
 
 def format_cell(value: object) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from outbox_cli.context import DATABASE_HELP, check_schema
-from outbox_cli.database.reposition import LOCAL
+from outbox_cli.database.moves import LOCAL
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_cli.manifest import read_manifests
 from outbox_core.spec import Engine

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.cluster.serving import decide_service, fetch_operators, serving
-from outbox_cli.console import Column, Console
+from outbox_cli.console import Console, format_fields
 from outbox_cli.errors import INSTALL, AwayError, CommandError, Exit, RefusedError, UsageError
 from outbox_operator.api.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
 
@@ -23,19 +23,10 @@ if TYPE_CHECKING:
 
 Body = dict[str, Any]
 POLL_SECONDS: Final = 0.5
-_COLUMNS: Final = (
-    Column("NAMESPACE", "namespace"),
-    Column("NAME", "name"),
-    Column("ENGINE", "engine"),
-    Column("MODE", "mode"),
-    Column("PHASE", "phase"),
-    Column("OWNER", "owner"),
-    Column("CHECKPOINT", "checkpoint"),
-    Column("LAG", "lagText"),
-    Column("CONFLICTS", "conflicts"),
-    Column("OPEN", "openConflict"),
-    Column("READY", "ready"),
-)
+_COLUMNS: Final = {
+    "NAMESPACE": "namespace", "NAME": "name", "ENGINE": "engine", "MODE": "mode", "PHASE": "phase", "OWNER": "owner",
+    "CHECKPOINT": "checkpoint", "LAG": "lagText", "CONFLICTS": "conflicts", "OPEN": "openConflict", "READY": "ready",
+}  # fmt: skip
 
 
 def open_cluster(context: Context) -> Cluster:
@@ -94,19 +85,17 @@ def status(context: Context) -> Exit:
     if options.processor is not None and options.all_namespaces:
         raise UsageError(f"-A means every namespace: say which one's {options.processor}, with -n NAMESPACE")
     if options.processor is None:
-        bodies = cluster.list(everywhere=options.all_namespaces)
-        records = _told_of_service(cluster, console, bodies)
+        records = _told_of_service(cluster, console, cluster.list(everywhere=options.all_namespaces))
         shown = records if console.is_json else [_short(record) for record in records]
         console.show(shown, _COLUMNS, empty="there is no OutboxProcessor")
         return Exit.DONE
     (record,) = _told_of_service(cluster, console, [cluster.get(options.processor)])
-    if console.is_json:
-        console.document(record)
-        return Exit.DONE
-    console.show_one({name: value for name, value in _short(record).items() if name not in ("conditions", "message")})
-    for found in record["conditions"]:
-        console.say(f"  {found['type']}={found['status']} {found['reason']}: {found.get('message', '')}")
-    return Exit.DONE
+    fields = {name: value for name, value in _short(record).items() if name not in ("conditions", "message")}
+    conditions = (
+        f"  {found['type']}={found['status']} {found['reason']}: {found.get('message', '')}"
+        for found in record["conditions"]
+    )
+    return console.tell(record, *format_fields(fields), *conditions)
 
 
 def _told_of_service(cluster: Cluster, console: Console, bodies: list[Body]) -> list[Record]:
@@ -163,14 +152,12 @@ def _suspend(context: Context, *, suspend: bool) -> Exit:
     body = cluster.patch(name, {"spec": {"suspend": suspend}})
     if context.options.wait:
         body = wait_for(
-            console, cluster, body, "suspended" if suspend else "ready",
-            lambda found: is_suspended(found) if suspend else is_running(found), context.options.timeout,
+            console, cluster, body, "suspended" if suspend else "ready", is_suspended if suspend else is_running,
+            context.options.timeout,
         )  # fmt: skip
-    console.document(resource_record(body))
     done = "is suspended" if suspend else "runs"
     asked = "will be suspended" if suspend else "will run"
-    console.say(f"{name} {done if context.options.wait else asked}")
-    return Exit.DONE
+    return console.tell(resource_record(body), f"{name} {done if context.options.wait else asked}")
 
 
 def is_suspended(body: Body) -> bool:
@@ -241,9 +228,7 @@ def _decide(  # one act, said once for both verbs
     value = f"{conflict['id']}={pair}"
     record = {"name": body["metadata"]["name"], "conflict": conflict, "annotation": annotation, "value": value}
     if context.options.dry_run:
-        console.document(record | {"done": False})
-        console.say(f"would annotate {annotation}={value}")
-        return Exit.DONE
+        return console.tell(record | {"done": False}, f"would annotate {annotation}={value}")
     if context.options.yes and context.options.conflict is None:
         raise RefusedError(f"with --yes name the conflict that you saw: --conflict {conflict['id']}")
     console.confirm(question)
@@ -255,9 +240,7 @@ def _decide(  # one act, said once for both verbs
             console, cluster, body, "decided",
             lambda found: annotation not in (found["metadata"].get("annotations") or {}), context.options.timeout,
         )  # fmt: skip
-    console.document(record | {"done": True})
-    console.say(f"annotated {annotation}={value}")
-    return Exit.DONE
+    return console.tell(record | {"done": True}, f"annotated {annotation}={value}")
 
 
 def wait_for(

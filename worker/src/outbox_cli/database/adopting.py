@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.command import against_source
 from outbox_cli.context import DEFAULT_SCHEMA
-from outbox_cli.errors import Exit
 from outbox_sql import adopt as adoption
 from outbox_sql.guide import build_grants, build_manifest, describe_change_over, quote
 from outbox_sql.recognise import Recognised, guess_columns, recognise
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     import argparse
 
     from outbox_cli.context import Context
+    from outbox_cli.errors import Exit
     from outbox_worker.postgres.connection import Connection
 
 _NEEDED: Final = ("messageId", "messageType", "data")
@@ -46,8 +46,7 @@ def adopt(connection: Connection, context: Context) -> Exit:
     with console.progress("rows numbered") as progress:
         adoption.adopt(connection, wanted, dry_run=options.dry_run, announce=announce, watch=progress.reach)
     told = _tell(context, wanted, known, adoption.inspect(connection, named).columns)
-    console.document({"table": f"{schema}.{table}", "dryRun": options.dry_run, "steps": said} | told)
-    return Exit.DONE
+    return console.tell({"table": f"{schema}.{table}", "dryRun": options.dry_run, "steps": said} | told)
 
 
 def _build(options: argparse.Namespace, schema: str, table: str, known: Recognised | None = None) -> adoption.Adoption:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from outbox_cli.command import against_database, need_reason, whoami
-from outbox_cli.console import Column
 from outbox_cli.database.inspect import find_partitions
 from outbox_cli.errors import Exit, RefusedError
 from outbox_worker.postgres.admin.overview import record_audit_entry
@@ -18,15 +17,10 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.admin.overview import ProcessorView
     from outbox_worker.postgres.connection import Connection
 
-_COLUMNS: Final = (
-    Column("PROCESSOR", "processorId"),
-    Column("CLUSTER", "cluster"),
-    Column("NAMESPACE", "namespace"),
-    Column("NAME", "name"),
-    Column("SINCE", "claimedAt"),
-    Column("VACATED", "vacatedAt"),
-    Column("PODS", "pods"),
-)
+_COLUMNS: Final = {
+    "PROCESSOR": "processorId", "CLUSTER": "cluster", "NAMESPACE": "namespace", "NAME": "name", "SINCE": "claimedAt",
+    "VACATED": "vacatedAt", "PODS": "pods",
+}  # fmt: skip
 
 
 @against_database
@@ -58,9 +52,7 @@ def release(connection: Connection, context: Context) -> Exit:
             "claims it again, unless another resource has claimed it"
         )
     if options.dry_run:
-        console.document(_record(views) | {"done": False})
-        console.say(f"would release the claim of {holder}")
-        return Exit.DONE
+        return console.tell(_record(views) | {"done": False}, f"would release the claim of {holder}")
     if not options.force:
         raise RefusedError("a claim belongs to its resource: delete that, or say --force")
     console.confirm(f"Release the claim of {holder}?")
@@ -75,9 +67,7 @@ def release(connection: Connection, context: Context) -> Exit:
             reason=f"claim of {holder} released by force: {options.reason}",
             decided_by=whoami(),
         )
-    console.document(_record(views) | {"done": True})
-    console.say(f"released; recorded as an act of {whoami()}")
-    return Exit.DONE
+    return console.tell(_record(views) | {"done": True}, f"released; recorded as an act of {whoami()}")
 
 
 def _record(views: list[ProcessorView]) -> Record:

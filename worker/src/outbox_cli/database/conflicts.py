@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from outbox_cli.command import against_database, whoami
-from outbox_cli.console import Column, record_of
-from outbox_cli.database.reposition import find_partition, heed_answer, preview, tell_resource
+from outbox_cli.console import record_of
+from outbox_cli.database.inspect import find_partitions
+from outbox_cli.database.moves import heed_answer, preview, tell_resource
 from outbox_cli.database.sources import Sources
 from outbox_cli.errors import Exit, RefusedError
 from outbox_core.config import Resolution, ResolutionAction
@@ -20,20 +21,11 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.admin.overview import ConflictView
     from outbox_worker.postgres.connection import Connection
 
-_COLUMNS: Final = (
-    Column("ID", "id"),
-    Column("PROCESSOR", "processorId"),
-    Column("PARTITION", "partition"),
-    Column("CODE", "code"),
-    Column("EXPECTED", "expected"),
-    Column("STORED", "stored"),
-    Column("NEW", "new"),
-    Column("POD", "pod"),
-    Column("TIME", "time"),
-    Column("OPEN", "open"),
-    Column("DECIDED", "resolution"),
-    Column("BY", "decidedBy"),
-)
+_COLUMNS: Final = {
+    "ID": "id", "PROCESSOR": "processorId", "PARTITION": "partition", "CODE": "code", "EXPECTED": "expected",
+    "STORED": "stored", "NEW": "new", "POD": "pod", "TIME": "time", "OPEN": "open", "DECIDED": "resolution",
+    "BY": "decidedBy",
+}  # fmt: skip
 
 
 @against_database
@@ -66,7 +58,7 @@ def accept(connection: Connection, context: Context) -> Exit:
             "`outbox conflicts list`"
         )
     subject = replace(context.subject, processor_id=conflict.processor_id)
-    view = find_partition(connection, subject, conflict.partition)
+    (view,) = find_partitions(connection, subject, conflict.partition)
     if view.pair is None:
         raise RefusedError("the checkpoint's row is gone, so there is no pair to accept: `outbox rewind` puts one back")
     if options.pair is not None and options.pair != view.pair:
@@ -74,9 +66,7 @@ def accept(connection: Connection, context: Context) -> Exit:
     with Sources(connection, context) as sources:
         move = preview(sources, context, view, conflict.expected, view.pair)
     if options.dry_run:
-        console.document(move.record(done=False))
-        console.say(move.sentence())
-        return Exit.DONE
+        return console.tell(move.record(done=False), move.sentence())
     if options.yes and options.pair is None:
         raise RefusedError(f"with --yes name the pair that you saw: --pair {view.pair}")
     console.note(move.sentence())
@@ -85,8 +75,7 @@ def accept(connection: Connection, context: Context) -> Exit:
         conflict_id=conflict.id, action=ResolutionAction.ACCEPT, pair=str(view.pair), decided_by=_decider(context)
     )
     heed_answer(conflicts.resolve(connection, subject.schema, decision), conflict.id)
-    console.document(move.record(done=True))
-    console.say(f"accepted {view.pair}; recorded as an act of {whoami()}")
+    console.tell(move.record(done=True), f"accepted {view.pair}; recorded as an act of {whoami()}")
     tell_resource(context, view, "accept {}", conflict.id)
     return Exit.DONE
 

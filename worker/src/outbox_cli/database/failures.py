@@ -13,8 +13,8 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.command import against_database, need_reason, whoami
-from outbox_cli.console import Column, record_of
-from outbox_cli.database.reposition import find_partition
+from outbox_cli.console import record_of
+from outbox_cli.database.inspect import find_partitions
 from outbox_cli.errors import Exit, RefusedError, UsageError
 from outbox_core.errors import OutboxError, TransientError
 from outbox_core.report import Reason
@@ -34,30 +34,14 @@ PIECE: Final = 500
 """Messages in one transaction, where no rate makes it less."""
 _PATIENCE: Final = 30.0
 """Seconds for which a busy owner is asked again."""
-_DEAD: Final = (
-    Column("ID", "id"),
-    Column("PROCESSOR", "processorId"),
-    Column("KEY", "key"),
-    Column("MESSAGE", "messageId"),
-    Column("TYPE", "messageType"),
-    Column("ATTEMPTS", "attempts"),
-    Column("CLASS", "errorClass"),
-    Column("BEHIND", "behind"),
-    Column("DIED", "diedAt"),
-    Column("ERROR", "shortError"),
-)
-_HELD: Final = (
-    Column("PROCESSOR", "processorId"),
-    Column("PARTITION", "partition"),
-    Column("KEY", "key"),
-    Column("MESSAGE", "messageId"),
-    Column("STATE", "state"),
-    Column("ATTEMPTS", "attempts"),
-    Column("CLASS", "errorClass"),
-    Column("BEHIND", "behind"),
-    Column("NEXT", "nextAttemptAt"),
-    Column("ERROR", "shortError"),
-)
+_DEAD: Final = {
+    "ID": "id", "PROCESSOR": "processorId", "KEY": "key", "MESSAGE": "messageId", "TYPE": "messageType",
+    "ATTEMPTS": "attempts", "CLASS": "errorClass", "BEHIND": "behind", "DIED": "diedAt", "ERROR": "shortError",
+}  # fmt: skip
+_HELD: Final = {
+    "PROCESSOR": "processorId", "PARTITION": "partition", "KEY": "key", "MESSAGE": "messageId", "STATE": "state",
+    "ATTEMPTS": "attempts", "CLASS": "errorClass", "BEHIND": "behind", "NEXT": "nextAttemptAt", "ERROR": "shortError",
+}  # fmt: skip
 _SHORT: Final = 60
 
 
@@ -112,20 +96,18 @@ def add(connection: Connection, context: Context) -> Exit:
     """Let a processor that stopped at a message go on without it: the worker makes it a dead letter."""
     options, console, subject = context.options, context.console, context.subject
     need_reason(options)
-    view = find_partition(connection, subject, options.partition)
-    key = ProcessorKey(subject.schema, view.processor_id, view.partition)
+    key = ProcessorKey(subject.schema, subject.needed, options.partition)
+    find_partitions(connection, subject, options.partition)
     record = {"processorId": key.processor_id, "partition": key.partition, "at": str(options.at)}
     if not options.dry_run:
         giving_up.record(connection, key, options.at, reason=options.reason, decided_by=whoami())
-    console.document(record | {"done": not options.dry_run})
-    tried = (
-        f"the message at {options.at} is tried once more when {key.processor_id} stands at it, and if it fails it is a"
+    sentence = (
+        f"the message at {options.at} is tried once more when {key.processor_id} stands at it, and if it fails it is a "
+        "dead letter"
     )
-    console.say(
-        f"{tried} dead letter" if options.dry_run
-        else f"recorded as an act of {whoami()}: {tried} dead letter (outbox dead-letters list {key.processor_id})"
-    )  # fmt: skip
-    return Exit.DONE
+    if not options.dry_run:
+        sentence = f"recorded as an act of {whoami()}: {sentence} (outbox dead-letters list {key.processor_id})"
+    return console.tell(record | {"done": not options.dry_run}, sentence)
 
 
 @against_database
@@ -155,19 +137,18 @@ def _decide(connection: Connection, context: Context, *, drop: bool) -> Exit:
     verb = "dropped, never handled" if drop else "handled again"
     sentence = f"{len(dead)} dead letters and {len(stopped)} stopped messages would be {verb}"
     if options.dry_run:
-        console.document({"deadLetters": len(dead), "stopped": len(stopped), "done": 0})
-        console.say(sentence)
-        for each in dead_letters.list_dead(connection, schema, wanted, limit=20):
-            console.say(f"  {each.id}: {each.message_id} of key {each.key}, {each.behind} behind it")
-        return Exit.DONE
+        some = dead_letters.list_dead(connection, schema, wanted, limit=20)
+        lines = (f"  {each.id}: {each.message_id} of key {each.key}, {each.behind} behind it" for each in some)
+        return console.tell({"deadLetters": len(dead), "stopped": len(stopped), "done": 0}, sentence, *lines)
     if not total:
         raise RefusedError("no dead letter and no stopped message is so")
     console.note(sentence)
     console.confirm("Drop them?" if drop else "Redrive them?")
     done = _work(connection, context, wanted, dead, stopped, drop=drop)
-    console.document({"deadLetters": len(dead), "stopped": len(stopped), "done": done})
-    console.say(f"{done} {'dropped' if drop else 'redriven'}; recorded as an act of {whoami()}")
-    return Exit.DONE
+    return console.tell(
+        {"deadLetters": len(dead), "stopped": len(stopped), "done": done},
+        f"{done} {'dropped' if drop else 'redriven'}; recorded as an act of {whoami()}",
+    )
 
 
 def _stopped(connection: Connection, schema: str, wanted: Filter) -> list[HeldView]:

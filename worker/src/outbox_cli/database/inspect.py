@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from outbox_cli.command import against_database, against_source
-from outbox_cli.console import Column, record_of
+from outbox_cli.console import record_of
 from outbox_cli.database.sources import Sources
 from outbox_cli.database.words import choose_word, describe_word, format_reason, name_of, state_of, word_record
 from outbox_cli.errors import Exit, RefusedError
@@ -29,37 +29,19 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.ownership.words import SaidWord
     from outbox_worker.postgres.reading.writers import Writer
 
-_STATUS: Final = (
-    Column("PROCESSOR", "processorId"),
-    Column("PARTITION", "partition"),
-    Column("STATE", "state"),
-    Column("REASON", "reasonText"),
-    Column("CLAIM", "claim"),
-    Column("POD", "pod"),
-    Column("EPOCH", "epoch"),
-    Column("CHECKPOINT", "checkpoint"),
-    Column("STORED", "storedAt"),
-    Column("LAG", "lagText"),
-    Column("CONFLICTS", "conflicts"),
-    Column("OPEN", "openConflict"),
-)
-_LAG: Final = (
-    Column("PROCESSOR", "processorId"),
-    Column("PARTITION", "partition"),
-    Column("CHECKPOINT", "checkpoint"),
-    Column("MESSAGES", "messages"),
-    Column("AGE", "seconds"),
-)
-_AUDIT: Final = (
-    Column("ID", "id"),
-    Column("TIME", "time"),
-    Column("ACT", "act"),
-    Column("PROCESSOR", "processorId"),
-    Column("FROM", "from"),
-    Column("TO", "to"),
-    Column("BY", "decidedBy"),
-    Column("REASON", "reason"),
-)
+_STATUS: Final = {
+    "PROCESSOR": "processorId", "PARTITION": "partition", "STATE": "state", "REASON": "reasonText", "CLAIM": "claim",
+    "POD": "pod", "EPOCH": "epoch", "CHECKPOINT": "checkpoint", "STORED": "storedAt", "LAG": "lagText",
+    "CONFLICTS": "conflicts", "OPEN": "openConflict",
+}  # fmt: skip
+_LAG: Final = {
+    "PROCESSOR": "processorId", "PARTITION": "partition", "CHECKPOINT": "checkpoint", "MESSAGES": "messages",
+    "AGE": "seconds",
+}  # fmt: skip
+_AUDIT: Final = {
+    "ID": "id", "TIME": "time", "ACT": "act", "PROCESSOR": "processorId", "FROM": "from", "TO": "to",
+    "BY": "decidedBy", "REASON": "reason",
+}  # fmt: skip
 
 
 def status_record(view: ProcessorView, lag: Lag | None, word: SaidWord | None) -> Record:
@@ -91,8 +73,8 @@ def format_lag(lag: Lag | None) -> str | None:
     return f"{lag.messages}{'+' if lag.at_least else ''} ({format_age(lag.seconds)})"
 
 
-def find_partitions(connection: Connection, subject: Subject) -> list[ProcessorView]:
-    """Read all processors, or the one asked for.
+def find_partitions(connection: Connection, subject: Subject, partition: int | None = None) -> list[ProcessorView]:
+    """Read all processors, the one asked for, or one partition of that.
 
     Raises:
         RefusedError: the database has never heard of it.
@@ -101,7 +83,11 @@ def find_partitions(connection: Connection, subject: Subject) -> list[ProcessorV
     views = list_processors(connection, subject.schema, subject.processor_id)
     if not views and subject.processor_id is not None:
         raise RefusedError(f"schema {subject.schema} knows no processor {subject.processor_id}")
-    return views
+    if partition is None:
+        return views
+    if not (found := [view for view in views if view.partition == partition]):
+        raise RefusedError(f"processor {subject.processor_id} has no partition {partition}")
+    return found
 
 
 @against_database
@@ -209,24 +195,20 @@ def stall(connection: Connection, context: Context) -> Exit:
     waits = _has_waiting(connection, context)
     holder = found.holder
     record: Record = {"bound": found.high_water_mark, "messagesWait": waits, "others": max(0, len(found.writers) - 1)}
-    record |= {"holder": None} if holder is None else {"holder": _writer(holder)}
+    record["holder"] = None if holder is None else _writer(holder)
+    lines = [f"nothing holds the high-water mark back (transaction id {found.high_water_mark})"]
+    if holder is not None:
+        lines = [f"the high-water mark stands at transaction id {found.high_water_mark}, held by {describe(holder)}"]
+        if record["others"]:
+            lines.append(f"{record['others']} more open transactions have written and hold it next (--all names them)")
+        lines.append("committed messages wait behind it" if waits else "no committed message waits behind it")
+        lines.append(f"to end it: {remedy(holder)}")
     if context.options.all:
         record["writers"] = [_writer(writer) for writer in found.writers]
-    console = context.console
-    console.document(record)
-    if holder is None:
-        console.say(f"nothing holds the high-water mark back (transaction id {found.high_water_mark})")
-    else:
-        console.say(f"the high-water mark stands at transaction id {found.high_water_mark}, held by {describe(holder)}")
-        if more := len(found.writers) - 1:
-            console.say(f"{more} more open transactions have written and hold it next (--all names them)")
-        console.say("committed messages wait behind it" if waits else "no committed message waits behind it")
-        console.say(f"to end it: {remedy(holder)}")
-    if context.options.all:
-        for writer in found.writers:
-            console.say(f"{writer.transaction_id}: {describe(writer)}")
+        lines += [f"{writer.transaction_id}: {describe(writer)}" for writer in found.writers]
+    context.console.tell(record, *lines)
     if (grant := missing_grant(found)) is not None:
-        console.note(grant)
+        context.console.note(grant)
     return Exit.FOUND if context.options.check and holder is not None and waits else Exit.DONE
 
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from outbox_cli.command import against_database, whoami
 from outbox_cli.context import DEFAULT_SCHEMA
-from outbox_cli.errors import Exit
 from outbox_sql import runner
 from outbox_worker.postgres.call import call
 
 if TYPE_CHECKING:
     from outbox_cli.context import Context
+    from outbox_cli.errors import Exit
     from outbox_worker.postgres.connection import Connection
 
 
@@ -24,9 +24,10 @@ def migrate(connection: Connection, context: Context) -> Exit:
     missing = runner.pending(runner.fetch_applied(connection, schema), phases, runner.load_migrations())
     if options.dry_run:
         names = [migration.name for migration in missing]
-        console.document({"schema": schema, "pending": names})
-        console.say("\n".join(f"would apply {name}" for name in names) or "nothing to apply")
-        return Exit.DONE
+        return console.tell(
+            {"schema": schema, "pending": names},
+            "\n".join(f"would apply {name}" for name in names) or "nothing to apply",
+        )
     done: list[str] = []
     with console.progress("migrations", len(missing)) as progress:
 
@@ -36,10 +37,7 @@ def migrate(connection: Connection, context: Context) -> Exit:
             progress.reach(len(done))
 
         runner.migrate(connection, schema, phases=phases, announce=announce)
-    console.document({"schema": schema, "applied": done})
-    if not done:
-        console.say("nothing to apply")
-    return Exit.DONE
+    return console.tell({"schema": schema, "applied": done}, *([] if done else ["nothing to apply"]))
 
 
 @against_database
@@ -47,15 +45,12 @@ def confirm_identity(connection: Connection, context: Context) -> Exit:
     """Say what a database is after a copy, a move or a restore."""
     options, console = context.options, context.console
     schema = options.schema or DEFAULT_SCHEMA
-    if options.dry_run:
-        # The act itself, rolled back: what would refuse it says so now.
-        with connection.transaction(force_rollback=True):
+    record = {"schema": schema, "action": options.action, "done": not options.dry_run}
+    # To look is the act itself, rolled back: what would refuse it says so now.
+    with connection.transaction(force_rollback=options.dry_run):
+        if options.dry_run:
             connection.execute("SELECT set_config('lock_timeout', '2s', true)")
-            call(connection, schema, "confirm_identity", action=options.action, decided_by=whoami())
-        console.document({"schema": schema, "action": options.action, "done": False})
-        console.say(f"would {options.action} the identity of schema {schema}")
-        return Exit.DONE
-    database = str(call(connection, schema, "confirm_identity", action=options.action, decided_by=whoami()))
-    console.document({"schema": schema, "action": options.action, "done": True, "database": database})
-    console.say(f"this database is now {database}")
-    return Exit.DONE
+        database = str(call(connection, schema, "confirm_identity", action=options.action, decided_by=whoami()))
+    if options.dry_run:
+        return console.tell(record, f"would {options.action} the identity of schema {schema}")
+    return console.tell(record | {"database": database}, f"this database is now {database}")

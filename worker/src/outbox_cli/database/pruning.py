@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from outbox_cli.command import against_source, need_reason, whoami
+from outbox_cli.context import APPLICATION_NAME
 from outbox_cli.errors import Exit, RefusedError, UsageError
 from outbox_core.errors import OutboxError
 from outbox_core.span import format_age
@@ -23,7 +24,6 @@ from outbox_worker.postgres.remote_target import read_durably
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from outbox_cli.context import Context
     from outbox_core.spec import Source
@@ -43,30 +43,29 @@ def prune(connection: Connection, context: Context) -> Exit:
     options, console = context.options, context.console
     need_reason(options)
     with ExitStack() as closing:
-        job = _Job(connection, context, _open_remote(options.readers, closing))
+        remote = [closing.enter_context(ConnectionFiles(each).connect(APPLICATION_NAME)) for each in options.readers]
+        job = _Job(connection, context, remote)
         readers = job.find_readers()
-        remote_known = options.readers or options.no_remote_readers
+        remote_known = remote or options.no_remote_readers
         if not remote_known and not options.dry_run:
             raise RefusedError(_REMOTE)
         for reader in readers:
             console.note(f"{reader.name} has examined up to {reader.view.pair}")
-        record = {"table": f"{job.table.schema}.{job.table.name}", "readers": sorted({r.name for r in readers})}
+        record = {"table": job.name, "readers": sorted({each.name for each in readers})}
         if options.dry_run:
             looked, chosen = job.run(delete=False)
-            console.document(record | {"rows": looked, "prunable": chosen, "deleted": 0})
-            console.say(f"{chosen} of {looked} messages would be deleted from {record['table']}")
             if not remote_known:
                 console.note(_REMOTE)
-            return Exit.DONE
+            return console.tell(
+                record | {"rows": looked, "prunable": chosen, "deleted": 0},
+                f"{chosen} of {looked} messages would be deleted from {job.name}",
+            )
         console.confirm(f"Delete what all of them have examined{job.age}? It cannot be undone")
         looked, deleted = job.run(delete=True)
-        console.document(record | {"rows": looked, "deleted": deleted})
-        console.say(f"{deleted} messages deleted from {record['table']}; recorded as an act of {whoami()}")
-        return Exit.DONE
-
-
-def _open_remote(directories: Sequence[Path], closing: ExitStack) -> list[Connection]:
-    return [closing.enter_context(ConnectionFiles(directory).connect("outbox-cli")) for directory in directories]
+        return console.tell(
+            record | {"rows": looked, "deleted": deleted},
+            f"{deleted} messages deleted from {job.name}; recorded as an act of {whoami()}",
+        )
 
 
 class _Job:
@@ -77,15 +76,16 @@ class _Job:
         self._context = context
         self._remote = remote
         self._source = _find_source(connection, context)
-        self.table = OutboxTable.of(self._source)
+        self._table = OutboxTable.of(self._source)
+        self.name = f"{self._table.schema}.{self._table.name}"
         self._identity = remote_target.identify(connection, self._source).identity if remote else ""
         self._schemas = pruning.list_schemas(connection)
         named = context.subject.schema
         self._logs = [(connection, each) for each in sorted(self._schemas, key=lambda each: each != named)]
-        if context.options.older_than is not None and self.table.columns.scheduled is None:
+        if context.options.older_than is not None and self._table.columns.scheduled is None:
             raise RefusedError(
-                f"--older-than needs a column that says when a message was stored, and the mapping of "
-                f"{self.table.schema}.{self.table.name} names none (source.table.columns.scheduled)"
+                f"--older-than needs a column that says when a message was stored, and the mapping of {self.name} "
+                "names none (source.table.columns.scheduled)"
             )
 
     @property
@@ -101,59 +101,29 @@ class _Job:
             RefusedError: one has no checkpoint yet, or what it has examined is in question.
 
         """
-        found = pruning.find_readers(self._connection, self.table)
+        found = [(self._connection, each) for each in pruning.find_readers(self._connection, self._table)]
         for connection in self._remote:
             # A crash there must not take back a checkpoint whose messages were deleted here.
             there = read_durably(
-                connection, partial(pruning.find_remote_readers, connection, self.table, self._identity), bool
+                connection, partial(pruning.find_remote_readers, connection, self._table, self._identity), bool
             )
-            for reader in there:
-                self._check(connection, reader)
-            found += there
+            found += [(connection, each) for each in there]
             if there and not self._logs:  # nothing of ours is beside the messages
                 self._logs = [(connection, there[0].schema)]
-        excepted = set(self._context.options.ignore)
-        for reader in found:
-            if reader.view.processor_id in excepted and reader.view.live:
-                raise RefusedError(f"{reader.name} is being run by {reader.view.pod}: it cannot be left out")
-        if unknown := excepted - {reader.view.processor_id for reader in found}:
+        ignored = set(self._context.options.ignore)
+        if unknown := ignored - {reader.view.processor_id for _, reader in found}:
             raise RefusedError(f"no processor {', '.join(sorted(unknown))} reads this table: look at `outbox status`")
-        kept = [reader for reader in found if reader.view.processor_id not in excepted]
-        for reader in kept:
-            if not reader.elsewhere:
-                self._check(self._connection, reader)
+        kept = []
+        for connection, reader in found:
+            if reader.view.processor_id not in ignored:
+                _check(connection, reader)
+                kept.append(reader)
+            elif reader.view.live:
+                raise RefusedError(f"{reader.name} is being run by {reader.view.pod}: it cannot be left out")
         _check_partitioning(kept)
         if not kept:
-            raise RefusedError(
-                f"no processor has a checkpoint on {self.table.schema}.{self.table.name}: nothing says what was handled"
-            )
+            raise RefusedError(f"no processor has a checkpoint on {self.name}: nothing says what was handled")
         return kept
-
-    def _check(self, connection: Connection, reader: Reader) -> None:
-        view = reader.view
-        if view.processor_id in self._context.options.ignore:
-            return
-        if view.pair is None:
-            raise RefusedError(
-                f"{reader.name} has no checkpoint yet, so every message may be needed: let it begin, delete its "
-                f"resource and say --ignore {view.processor_id}, or wait"
-            )
-        if view.open_conflict is not None:
-            raise RefusedError(f"conflict {view.open_conflict} of {reader.name} is open: its checkpoint is in question")
-        if reader.outdated:
-            raise RefusedError(
-                f"{reader.name} stored its checkpoint before a failover or a repair of this database, so that it says "
-                f"nothing of what was handled: start the processor and do what its SourceDiffers says, or delete its "
-                f"resource and say --ignore {view.processor_id}"
-            )
-        key = ProcessorKey(reader.schema, view.processor_id, view.partition)
-        try:
-            checkpoints.load_untampered(connection, key)
-        except checkpoints.TamperedError as err:
-            raise RefusedError(
-                f"the checkpoint of {reader.name} was edited by hand and says nothing of what was handled: start the "
-                "processor, and decide the conflict that it reports"
-            ) from err
 
     def run(self, *, delete: bool) -> tuple[int, int]:
         """Go through the table; return how many rows were looked at and how many are deleted, or would be."""
@@ -164,10 +134,10 @@ class _Job:
         examined = pruning.find_examined(found)
         readers = "behind " + ", ".join(f"{each.name} at {each.view.pair}" for each in found[:20])
         batch = options.batch if options.rate is None else max(1, min(options.batch, int(options.rate)))
-        plan = pruning.Pruning(self.table, self._schemas, options.older_than, batch, delete)
+        plan = pruning.Pruning(self._table, self._schemas, options.older_than, batch, delete)
         ended = "ended"
         if delete:
-            self._record(f"prune of {self._name} begins: {options.reason}{self.age}, {readers}", must=True)
+            self._record(f"prune of {self.name} begins: {options.reason}{self.age}, {readers}", must=True)
         try:
             with console.progress("messages deleted" if delete else "messages looked at") as progress:
                 while True:
@@ -188,11 +158,7 @@ class _Job:
             raise
         finally:
             if delete:
-                self._record(f"prune of {self._name} {ended}: {done} deleted")
-
-    @property
-    def _name(self) -> str:
-        return f"{self.table.schema}.{self.table.name}"
+                self._record(f"prune of {self.name} {ended}: {done} deleted")
 
     def _record(self, what: str, *, must: bool = False) -> None:
         """Write the act down; `must`: nothing is deleted that is not recorded."""
@@ -202,6 +168,32 @@ class _Job:
         except OutboxError:
             if must:
                 raise
+
+
+def _check(connection: Connection, reader: Reader) -> None:
+    """Refuse a reader whose checkpoint does not say what was handled."""
+    view = reader.view
+    if view.pair is None:
+        raise RefusedError(
+            f"{reader.name} has no checkpoint yet, so every message may be needed: let it begin, delete its "
+            f"resource and say --ignore {view.processor_id}, or wait"
+        )
+    if view.open_conflict is not None:
+        raise RefusedError(f"conflict {view.open_conflict} of {reader.name} is open: its checkpoint is in question")
+    if reader.outdated:
+        raise RefusedError(
+            f"{reader.name} stored its checkpoint before a failover or a repair of this database, so that it says "
+            f"nothing of what was handled: start the processor and do what its SourceDiffers says, or delete its "
+            f"resource and say --ignore {view.processor_id}"
+        )
+    key = ProcessorKey(reader.schema, view.processor_id, view.partition)
+    try:
+        checkpoints.load_untampered(connection, key)
+    except checkpoints.TamperedError as err:
+        raise RefusedError(
+            f"the checkpoint of {reader.name} was edited by hand and says nothing of what was handled: start the "
+            "processor, and decide the conflict that it reports"
+        ) from err
 
 
 def _find_source(connection: Connection, context: Context) -> Source:

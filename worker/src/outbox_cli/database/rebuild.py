@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 
 from outbox_cli.command import against_database
-from outbox_cli.console import Column, record_of
+from outbox_cli.console import record_of
 from outbox_cli.database.sources import Sources
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_core.progress.coverage import decide_catch_up
@@ -24,15 +24,10 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.progress.rebuilds import RebuildRow
 
 _CAP: Final = 100_000
-_STATUS: Final = (
-    Column("PROCESSOR", "processorId"),
-    Column("REPLACES", "of"),
-    Column("STATE", "state"),
-    Column("CHECKPOINT", "checkpoint"),
-    Column("THE OTHER'S", "otherCheckpoint"),
-    Column("BEHIND", "behind"),
-    Column("SWAPPED", "swappedAt"),
-)
+_STATUS: Final = {
+    "PROCESSOR": "processorId", "REPLACES": "of", "STATE": "state", "CHECKPOINT": "checkpoint",
+    "THE OTHER'S": "otherCheckpoint", "BEHIND": "behind", "SWAPPED": "swappedAt",
+}  # fmt: skip
 
 
 @against_database
@@ -93,6 +88,7 @@ def try_swap(connection: Connection, context: Context) -> Exit:
             raise
         raise CommandError(f"swapStatement failed: {err.diag.message_primary} [{err.sqlstate}]") from err
     seconds = time.monotonic() - began
-    context.console.document({"of": rebuild.processor_id, "works": True, "seconds": round(seconds, 3)})
-    context.console.say(f"it works, and took {seconds:.3f} s; rolled back, nothing was changed")
-    return Exit.DONE
+    return context.console.tell(
+        {"of": rebuild.processor_id, "works": True, "seconds": round(seconds, 3)},
+        f"it works, and took {seconds:.3f} s; rolled back, nothing was changed",
+    )

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from outbox_cli.command import against_database, need_reason, whoami
-from outbox_cli.console import Column, record_of
+from outbox_cli.console import record_of
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
+from outbox_cli.table import format_rows
 from outbox_worker.postgres.admin.repair import MOST_USED_UP, Outbox, Repairer, RepairError, find_outboxes
 from outbox_worker.postgres.reading.table import OutboxTable
 
 if TYPE_CHECKING:
-    from outbox_cli.console import Record
+    from collections.abc import Iterator
+
+    from outbox_cli.console import Console, Record
     from outbox_cli.context import Context, Subject
     from outbox_worker.postgres.admin.repair import Moved, Plan, Repair, Rows
     from outbox_worker.postgres.connection import Connection
-
-_CHANGES: Final = (
-    Column("WHAT", "what"),
-    Column("FROM", "from"),
-    Column("TO", "to"),
-    Column("ROWS", "rows"),
-)
 
 
 @against_database
@@ -34,13 +30,13 @@ def repair(connection: Connection, context: Context) -> Exit:
         return _go_on(context, repairer, begun)
     plan = repairer.preview()
     if not plan.needed:
-        console.document({"needed": False, "done": False})
-        console.say(f"no id that is stored in schema {subject.schema} is ahead of this server: nothing to repair")
-        return Exit.DONE
+        return console.tell(
+            {"needed": False, "done": False},
+            f"no id that is stored in schema {subject.schema} is ahead of this server: nothing to repair",
+        )
     live = repairer.live_owners()
     if options.dry_run:
-        _show(context, plan, live)
-        return Exit.DONE
+        return _show(console, plan, live)
     need_reason(options)
     if live:
         raise RefusedError(f"a live owner works here: {live[0]}; suspend it first (`kubectl outbox pause`)")
@@ -50,7 +46,7 @@ def repair(connection: Connection, context: Context) -> Exit:
             "its administrator advance the counter (pg_resetwal on the stopped server), then look again"
         )
     if not console.is_json:
-        _show(context, plan, live)
+        _show(console, plan, live)
     console.confirm("Rebase these ids? Nothing runs until it is done; producers go on.")
     if plan.use_up:
         with console.progress("transaction ids used up", plan.use_up) as progress:
@@ -62,9 +58,10 @@ def repair(connection: Connection, context: Context) -> Exit:
 def _go_on(context: Context, repairer: Repairer, begun: Repair) -> Exit:
     console = context.console
     if context.options.dry_run:
-        console.document({"needed": True, "unfinished": begun.id, "done": False})
-        console.say(f"repair {begun.id} was begun and not finished: without --dry-run it goes on where it was")
-        return Exit.DONE
+        return console.tell(
+            {"needed": True, "unfinished": begun.id, "done": False},
+            f"repair {begun.id} was begun and not finished: without --dry-run it goes on where it was",
+        )
     console.note(f"repair {begun.id} was begun and not finished: going on")
     return _carry_out(context, repairer, begun)
 
@@ -77,14 +74,11 @@ def _carry_out(context: Context, repairer: Repairer, begun: Repair) -> Exit:
         moved = repairer.finish(begun)
     except RepairError as err:
         raise CommandError(f"{err}. Nothing runs until `outbox repair` is finished") from err
-    console.document(
-        {"needed": True, "done": True, "messages": changed, "checkpoints": [_moved(each) for each in moved]}
+    return console.tell(
+        {"needed": True, "done": True, "messages": changed, "checkpoints": [_moved(each) for each in moved]},
+        f"{changed} messages and {len(moved)} checkpoints rebased; recorded as an act of {whoami()}",
+        "workers go on by themselves; if the database was copied too: `outbox confirm-identity keep` or `renew`",
     )
-    console.say(f"{changed} messages and {len(moved)} checkpoints rebased; recorded as an act of {whoami()}")
-    console.say(
-        "workers go on by themselves; if the database was copied too: `outbox confirm-identity keep` or `renew`"
-    )
-    return Exit.DONE
 
 
 def _tables(connection: Connection, subject: Subject, named: list[str]) -> list[Outbox]:
@@ -101,48 +95,45 @@ def _tables(connection: Connection, subject: Subject, named: list[str]) -> list[
     return list(dict.fromkeys(found))
 
 
-def _show(context: Context, plan: Plan, live: list[str]) -> None:
-    console = context.console
-    console.document(
-        {
-            "needed": True,
-            "done": False,
-            "restored": _rows(plan.restored),
-            "writtenHere": _rows(plan.written_here),
-            "ids": plan.ids,
-            "useUp": plan.use_up,
-            "checkpoints": [_moved(each) for each in plan.checkpoints],
-            "columns": [f"{table}.{column}" for table, column in plan.columns],
-            "otherTables": list(plan.others),
-            "liveOwners": live,
-        }
-    )
-    if console.is_json:
-        return
-    records: list[Record] = []
+def _show(console: Console, plan: Plan, live: list[str]) -> Exit:
+    columns = [f"{table}.{column}" for table, column in plan.columns]
+    document = {
+        "needed": True,
+        "done": False,
+        "restored": _rows(plan.restored),
+        "writtenHere": _rows(plan.written_here),
+        "ids": plan.ids,
+        "useUp": plan.use_up,
+        "checkpoints": [_moved(each) for each in plan.checkpoints],
+        "columns": columns,
+        "otherTables": list(plan.others),
+        "liveOwners": live,
+    }
+    lines = [
+        *format_rows([("WHAT", "FROM", "TO", "ROWS"), *_changes(plan)]),
+        f"{plan.ids} different ids in all; also in {', '.join(sorted(set(columns)))}",
+    ]
+    if plan.use_up:
+        lines.append(f"the server hands out about {plan.use_up:,} transaction ids first, to make room")
+    console.tell(document, *lines)
+    if not console.is_json:
+        for name in plan.others:
+            console.note(
+                f"{name} looks like an outbox too and is not part of this: name it with --table, or its manifest with "
+                "-f"
+            )
+        for owner in live:
+            console.note(f"now it would be refused: {owner} is live")
+    return Exit.DONE
+
+
+def _changes(plan: Plan) -> Iterator[tuple[str, str, str, str]]:
     for what, rows in (("restored messages", plan.restored), ("messages stored here since", plan.written_here)):
         if rows is not None:
-            span = f"ids {rows.lowest} to {rows.highest}"
-            records.append({"what": what, "from": span, "to": "the lowest ids, in order", "rows": rows.count})
-    records += [
-        {
-            "what": f"checkpoint {each.processor_id} partition {each.partition}",
-            "from": str(each.before),
-            "to": str(each.after),
-        }
-        for each in plan.checkpoints
-    ]
-    console.show(records, _CHANGES, empty="")
-    tables = sorted({f"{table}.{column}" for table, column in plan.columns})
-    console.say(f"{plan.ids} different ids in all; also in {', '.join(tables)}")
-    if plan.use_up:
-        console.say(f"the server hands out about {plan.use_up:,} transaction ids first, to make room")
-    for name in plan.others:
-        console.note(
-            f"{name} looks like an outbox too and is not part of this: name it with --table, or its manifest with -f"
-        )
-    for owner in live:
-        console.note(f"now it would be refused: {owner} is live")
+            yield what, f"ids {rows.lowest} to {rows.highest}", "the lowest ids, in order", str(rows.count)
+    for each in plan.checkpoints:
+        what = f"checkpoint {each.processor_id} partition {each.partition}"
+        yield what, str(each.before), str(each.after), "-"
 
 
 def _rows(rows: Rows | None) -> Record | None:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from outbox_cli.database.moves import Direction, Move, count
 from outbox_cli.errors import RefusedError, UsageError
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange
 from outbox_core.spec import StartFrom, StartType
-from outbox_worker.postgres.admin.preview import Count, count_between
 from outbox_worker.postgres.reading.range_reader import find_start
 from outbox_worker.postgres.reading.range_scan import RangeScan
 from outbox_worker.postgres.reading.snapshots import take_snapshot
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from outbox_cli.context import Context
     from outbox_cli.database.sources import Sources
     from outbox_core.spec import Source
@@ -26,18 +28,21 @@ if TYPE_CHECKING:
 
 
 def plan_move(
-    sources: Sources, context: Context, view: ProcessorView, known: Checkpoint | None, *, back: bool
-) -> tuple[Checkpoint, Count, int | None]:
-    """Return the checkpoint to move to, the messages that it concerns, and the position (None: the beginning or end).
+    sources: Sources, context: Context, view: ProcessorView, known: Checkpoint | None, direction: Direction
+) -> Move:
+    """Find the checkpoint to move to, and count the messages that it concerns.
 
     Where the checkpoint's row is gone, `known` has the counter that was expected and no range: it is taken that all
     that is committed by now was examined, as the database does (sql/functions/conflicts.sql).
 
     Raises:
         UsageError: a pair is named: it means nothing here.
-        RefusedError: nothing was stored since the time named.
+        RefusedError: nothing was stored since the time named, or a conflict is open and the move would be forward.
 
     """
+    back = direction is Direction.BACK
+    if not back and view.open_conflict is not None:
+        raise RefusedError(f"conflict {view.open_conflict} is open: accept it or rewind first, then skip")
     if known is None or (known.window is None and view.pair is not None):
         raise RefusedError(f"the checkpoint of {view.processor_id} is no snapshot range")
     connection, source = sources.need(view.processor_id), sources.source_of(view.processor_id)
@@ -57,15 +62,14 @@ def plan_move(
         target = SnapshotRange(now) if position is None else window.skipped(position, now)
         reached = LOWEST_POSITION if window.position is None else window.position
         first, last = SnapshotRange(window.lower, now, reached), target
-    with context.console.progress("messages counted") as progress:
-        count = count_between(
-            connection, sources.reader(view), Checkpoint(0, 1, first), Checkpoint(0, 2, last),
-            cap=context.options.count_at_most, watch=progress.reach,
-        )  # fmt: skip
-    return Checkpoint(0, known.position + 1, target), count, position
+    concerned = count(sources, context, view, Checkpoint(0, 1, first), Checkpoint(0, 2, last))
+    ends = "the beginning" if back else "the end"
+    place = ends if position is None else f"position {position}"
+    return Move(view, view.pair, Checkpoint(0, known.position + 1, target), direction, concerned, place)
 
 
 def _find_position(connection: Connection, context: Context, source: Source) -> int | None:
+    """Return the position that the options mean; None: the beginning or end."""
     options = context.options
     if options.to is not None:
         raise UsageError(
@@ -76,7 +80,16 @@ def _find_position(connection: Connection, context: Context, source: Source) -> 
         return int(options.to_position)
     if options.to_time is None:
         return None
-    start = find_start(connection, source, StartFrom(type=StartType.TIMESTAMP, timestamp=options.to_time))
+    start = find_start(connection, source, find_start_from(options))
     if start.position is None:
         raise RefusedError(f"nothing was stored since {options.to_time}")
     return start.position + 1
+
+
+def find_start_from(options: Namespace) -> StartFrom:
+    """Say the place that is named other than by a pair as a resource would."""
+    if options.to_position is not None:
+        return StartFrom(type=StartType.POSITION, position=options.to_position)
+    if options.to_time is not None:
+        return StartFrom(type=StartType.TIMESTAMP, timestamp=options.to_time)
+    return StartFrom(type=StartType.END if options.to_end else StartType.BEGINNING)

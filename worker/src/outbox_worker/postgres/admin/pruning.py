@@ -40,15 +40,13 @@ class Reader:
     Attributes:
         schema: where its checkpoint is.
         source: what it reads; None: it has not said so since that is written down, so it may read any table.
-        elsewhere: its checkpoint is in another database than the messages.
-        outdated: that checkpoint is of this database's ids before a failover or a repair.
+        outdated: its checkpoint is in another database than the messages, and of ids before a failover or a repair.
 
     """
 
     schema: str
     view: ProcessorView
     source: Source | None
-    elsewhere: bool = False
     outdated: bool = False
 
     @property
@@ -116,8 +114,7 @@ def find_remote_readers(connection: Connection, table: OutboxTable, identity: st
         reading = {name: read for name, read in rows if read is None or database_of(read) == database_of(identity)}
         for view, source in _list_readers(connection, schema, table):
             if view.processor_id in reading:
-                outdated = reading[view.processor_id] not in (None, identity)
-                found.append(Reader(schema, view, source, elsewhere=True, outdated=outdated))
+                found.append(Reader(schema, view, source, outdated=reading[view.processor_id] not in (None, identity)))
     return found
 
 
