@@ -32,6 +32,9 @@ ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "worker" / "requirements-try.lock"
 OLDEST = (3, 11)
 
+sys.path.insert(0, str(ROOT / "worker" / "src"))
+sys.dont_write_bytecode = True  # until `main` says where to: nothing is left in the clone
+from outbox_cli.try_out.cache import cache_folder, sweep
 
 ended: list[int] = []
 """The signal that came."""
@@ -63,12 +66,6 @@ def main() -> int:
     return run(sys.argv[1:])
 
 
-def cache_folder() -> Path:
-    """Name the folder that is kept between runs; the run keeps its prepared data there too."""
-    named = os.environ.get("OUTBOX_CACHE")
-    return (Path(named) if named else Path.home() / ".cache" / "outbox-operator") / "try"
-
-
 def find_packages(cache: Path) -> Path:
     """Return the folder with what the lock names for this Python, made now if it is not there."""
     key = f"{sys.version} {sys.implementation.cache_tag} {platform.platform()}".encode() + LOCK.read_bytes()
@@ -80,7 +77,7 @@ def find_packages(cache: Path) -> Path:
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        sweep(cache)
+        sweep(cache, ".packages-")
         install(made)
         with contextlib.suppress(OSError):  # another run was faster
             made.rename(folder)
@@ -103,18 +100,6 @@ def end(number: int, _frame: object) -> NoReturn:
         signal.signal(each, signal.SIG_IGN)
     ended.append(number)
     raise Ended
-
-
-def sweep(cache: Path) -> None:
-    """Remove what runs left that were killed."""
-    for left in cache.glob(".packages-*"):
-        pid = left.name.rpartition("-")[2]
-        try:
-            os.kill(int(pid), 0)
-        except (ValueError, ProcessLookupError):
-            shutil.rmtree(left, ignore_errors=True)
-        except OSError:
-            pass
 
 
 def install(folder: Path) -> None:

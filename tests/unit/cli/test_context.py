@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_cli.console import Console, Format
-from outbox_cli.context import Context, ContextKind
+from outbox_cli.context import Context
 from outbox_cli.errors import UsageError
 from outbox_cli.main import build_parser
 
@@ -18,19 +18,19 @@ def parse(*arguments, environment=SERVICE, plugin=False):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "plugin", "place"),
+    ("arguments", "environment", "plugin", "cluster"),
     [
-        pytest.param(("--connection", "d"), {}, False, ContextKind.DATABASE, id="a Secret's files"),
-        pytest.param(("--connections", "d"), {}, True, ContextKind.DATABASE, id="the files win over the plugin"),
-        pytest.param((), SERVICE, False, ContextKind.DATABASE, id="libpq's environment"),
-        pytest.param((), SERVICE, True, ContextKind.CLUSTER, id="the plugin wins over the environment"),
-        pytest.param(("-n", "shop"), SERVICE, False, ContextKind.CLUSTER, id="a namespace wins over the environment"),
-        pytest.param(("-A",), {}, False, ContextKind.CLUSTER, id="every namespace"),
-        pytest.param(("--context", "prod"), {}, False, ContextKind.CLUSTER, id="a context"),
+        pytest.param(("--connection", "d"), {}, False, False, id="a Secret's files"),
+        pytest.param(("--connections", "d"), {}, True, False, id="the files win over the plugin"),
+        pytest.param((), SERVICE, False, False, id="libpq's environment"),
+        pytest.param((), SERVICE, True, True, id="the plugin wins over the environment"),
+        pytest.param(("-n", "shop"), SERVICE, False, True, id="a namespace wins over the environment"),
+        pytest.param(("-A",), {}, False, True, id="every namespace"),
+        pytest.param(("--context", "prod"), {}, False, True, id="a context"),
     ],
 )
-def test_the_place(arguments, environment, plugin, place):
-    assert parse(*arguments, environment=environment, plugin=plugin).choose_kind() is place
+def test_whether_a_cluster_is_meant(arguments, environment, plugin, cluster):
+    assert parse(*arguments, environment=environment, plugin=plugin).means_cluster() is cluster
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_place(arguments, environment, plugin, place):
 )
 def test_no_place_is_guessed(arguments, said):
     with pytest.raises(UsageError, match=said):
-        parse(*arguments, environment={}).choose_kind()
+        parse(*arguments, environment={}).means_cluster()
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_no_place_is_guessed(arguments, said):
 )
 def test_what_only_a_database_knows_is_not_dropped_in_a_cluster(arguments, plugin):
     with pytest.raises(UsageError, match="-f and --schema are about a database, and this means a cluster"):
-        parse(*arguments, plugin=plugin).choose_kind()
+        parse(*arguments, plugin=plugin).means_cluster()
 
 
 def test_the_subject_without_a_manifest_is_the_products_own_table():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_cli.cluster.client import Cluster, parse_answer
-from outbox_cli.cluster.resources import condition, is_running, is_suspended, open_conflict, resource_record
+from outbox_cli.cluster.resources import condition, is_ready, open_conflict, resource_record
 from outbox_cli.errors import CommandError, Exit, RefusedError
 from outbox_cli.main import main
 from outbox_operator.api.resolution import read_resolution
@@ -50,7 +50,7 @@ def test_a_new_resource_has_no_status_yet():
     ],
 )
 def test_what_waiting_waits_for(found, suspended, running):
-    assert (is_suspended(found), is_running(found)) == (suspended, running)
+    assert (is_ready(found, "Suspended"), is_ready(found, "Running")) == (suspended, running)
 
 
 def test_an_old_condition_is_none():

@@ -104,8 +104,9 @@ def _schema_faults(schema: Body, value: Any, path: str) -> Iterator[str]:
     if wrong := _type_fault(schema, value):
         yield f"{path or 'the manifest'}: {wrong}"
         return
-    for name, fault in _bound_faults(schema, value):
-        yield f"{'.'.join(part for part in (path, name) if part)}: {fault}"
+    missing = [name for name in schema.get("required", ()) if name not in value] if isinstance(value, dict) else ()
+    yield from (f"{path}.{name}".lstrip(".") + ": Required value: set it" for name in missing)
+    yield from (f"{path}: {fault}" for fault in _bound_faults(schema, value))
     if "enum" in schema and value not in schema["enum"]:
         known = ", ".join(json.dumps(option) for option in schema["enum"])
         yield f"{path}: Unsupported value: {json.dumps(value)}: supported values: {known}"
@@ -125,20 +126,17 @@ def _type_fault(schema: Body, value: Any) -> str:
     return "" if fits else f"must be of type {wanted}, not {json.dumps(value, default=str)[:80]}"
 
 
-def _bound_faults(schema: Body, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield what is missing or out of bounds, with the name of the missing field."""
+def _bound_faults(schema: Body, value: Any) -> Iterator[str]:
     match value:
         case str():
-            yield from (("", fault) for fault in _text_faults(schema, value))
+            yield from _text_faults(schema, value)
         case list():
-            yield from (("", fault) for fault in _list_faults(schema, value))
+            yield from _list_faults(schema, value)
         case dict():
-            missing = [name for name in schema.get("required", ()) if name not in value]
-            yield from ((name, "Required value: set it") for name in missing)
             if len(value) > schema.get("maxProperties", len(value)):
-                yield "", f"has {len(value)} entries, must have at most {schema['maxProperties']}"
+                yield f"has {len(value)} entries, must have at most {schema['maxProperties']}"
         case _:
-            yield from (("", fault) for fault in _number_faults(schema, value))
+            yield from _number_faults(schema, value)
 
 
 def _text_faults(schema: Body, value: str) -> Iterator[str]:

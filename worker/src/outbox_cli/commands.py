@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outbox_cli import running
 from outbox_cli.cluster import resources
 from outbox_cli.console import Format
-from outbox_cli.context import ContextKind
 from outbox_cli.database import (
     adopting,
     claims,
@@ -88,7 +88,7 @@ def either(
     """Make a command that works on what its options name."""
 
     def command(context: Context) -> Exit | int:
-        return (database if context.choose_kind() is ContextKind.DATABASE else cluster)(context)
+        return (cluster if context.means_cluster() else database)(context)
 
     return command
 
@@ -215,9 +215,12 @@ def _add_claims(commands: _Commands) -> None:
 
 def _add_cluster(commands: _Commands) -> None:
     pause = commands.add(
-        "pause", resources.pause, _CLUSTER, _WAIT, text="suspend a resource: checkpoint and claim are kept"
+        "pause", partial(resources.suspend, suspend=True), _CLUSTER, _WAIT,
+        text="suspend a resource: checkpoint and claim are kept",
     )  # fmt: skip
-    resume = commands.add("resume", resources.resume, _CLUSTER, _WAIT, text="let a suspended resource go on")
+    resume = commands.add(
+        "resume", partial(resources.suspend, suspend=False), _CLUSTER, _WAIT, text="let a suspended resource go on"
+    )  # fmt: skip
     accept = commands.add(
         "accept", resources.accept, _CLUSTER, _ASKING, _WAIT,
         text="decide a resource's open conflict: go on from the stored pair",

@@ -79,12 +79,7 @@ class Console:
         return Progress(what, total, sys.stderr)
 
     def confirm(self, question: str) -> None:
-        """Ask, unless --yes said it.
-
-        Raises:
-            RefusedError: the answer is no, or there is no terminal to ask at.
-
-        """
+        """Ask, unless --yes said it, and refuse unless the answer is yes."""
         if self._assume_yes:
             return
         if not sys.stdin.isatty():

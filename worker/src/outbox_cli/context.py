@@ -6,7 +6,6 @@ No password is ever an argument: every user of the machine reads command lines.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -32,13 +31,6 @@ DATABASE_HELP: Final = (
     "which database? --connection DIR (the files of a Secret), --connections DIR (with source/ and target/), "
     "--dsn-file FILE, or PGSERVICE or PGHOST in the environment"
 )
-
-
-class ContextKind(StrEnum):
-    """Where a command acts."""
-
-    DATABASE = "database"
-    CLUSTER = "cluster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,33 +82,23 @@ class Context:
             raise UsageError(f"the manifest is of processor {processor_id}, not {named}")
         return Subject(source.schema_name, source, processor_id)
 
-    def choose_kind(self) -> ContextKind:
-        """Decide for a command that knows both: what is named wins; a kubectl plugin means the cluster.
-
-        Raises:
-            UsageError: both are named, or nothing says which, or a cluster is meant and something of a database is
-                said.
-
-        """
-        kind = self._find_kind()
-        if kind is ContextKind.CLUSTER and (self.options.file or self.options.schema):
-            raise UsageError(
-                "-f and --schema are about a database, and this means a cluster: leave them out, or name a database "
-                "(--connection DIR, --dsn-file FILE; with libpq's environment `outbox` in place of `kubectl outbox`)"
-            )
-        return kind
-
-    def _find_kind(self) -> ContextKind:
+    def means_cluster(self) -> bool:
+        """Decide for a command that knows both: what is named wins, else a kubectl plugin means the cluster."""
         said = self.options
         database = said.connection or said.connections or said.dsn_file or said.target_connection
         cluster = said.namespace or said.context or said.kubeconfig or said.all_namespaces
         if database and cluster:
             raise UsageError("a database and a cluster are named: which of the two?")
-        if cluster or (self.plugin and not database):
-            return ContextKind.CLUSTER
-        if database or self.has_environment:
-            return ContextKind.DATABASE
-        raise UsageError(f"{DATABASE_HELP}; for a cluster: -n NAMESPACE, --context, or `kubectl outbox`")
+        if not (database or cluster or self.plugin or self.has_environment):
+            raise UsageError(f"{DATABASE_HELP}; for a cluster: -n NAMESPACE, --context, or `kubectl outbox`")
+        if database or not (cluster or self.plugin):
+            return False
+        if said.file or said.schema:
+            raise UsageError(
+                "-f and --schema are about a database, and this means a cluster: leave them out, or name a database "
+                "(--connection DIR, --dsn-file FILE; with libpq's environment `outbox` in place of `kubectl outbox`)"
+            )
+        return True
 
     @property
     def has_environment(self) -> bool:
@@ -132,12 +114,7 @@ class Context:
 
     @property
     def target_directory(self) -> Path | None:
-        """The files of the target's database, where checkpoint and effects are in another one than the messages.
-
-        Raises:
-            UsageError: the manifest says that they are, and nothing says where.
-
-        """
+        """The files of the target's database, where checkpoint and effects are in another one than the messages."""
         if self.options.target_connection is not None:
             return Path(self.options.target_connection)
         target = None if self.manifest is None else self.manifest.spec.target
@@ -157,19 +134,13 @@ class Context:
         return self.target_directory is not None and is_named
 
     def connect(self) -> Connection:
-        """Open an autocommit connection to the database that holds checkpoints and claims.
-
-        Raises:
-            UsageError: it is not named.
-            OutboxError: it cannot be reached, or the files make no sense.
-
-        """
+        """Open an autocommit connection to the database that holds checkpoints and claims."""
         if self.target_directory is not None:
             return ConnectionFiles(self.target_directory).connect(APPLICATION_NAME)
         return self.connect_source()
 
     def connect_source(self) -> Connection:
-        """Open an autocommit connection to the database that holds the messages; it raises what `connect` does."""
+        """Open an autocommit connection to the database that holds the messages."""
         if self.secret_directory is not None:
             return ConnectionFiles(self.secret_directory).connect(APPLICATION_NAME)
         if self.options.dsn_file is not None:

@@ -26,7 +26,7 @@ class Exit(IntEnum):
 
 
 class CommandError(Exception):
-    """Ends a command; the message says what to do."""
+    """Ends a command; any function of this package may raise it, and the message says what to do."""
 
     status = Exit.FAILED
 

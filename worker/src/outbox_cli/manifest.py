@@ -29,12 +29,7 @@ class Manifest:
 
 
 def read_manifest(files: Iterable[Path]) -> Manifest:
-    """Read the one OutboxProcessor in the files.
-
-    Raises:
-        CommandError: a file cannot be read, or it holds no valid processor, or several.
-
-    """
+    """Read the one OutboxProcessor in the files."""
     found = read_manifests(files)
     if len(found) != 1:
         raise CommandError(f"the files hold {len(found)} objects of kind {KIND}: give those of one processor")
@@ -42,12 +37,7 @@ def read_manifest(files: Iterable[Path]) -> Manifest:
 
 
 def read_manifests(files: Iterable[Path], cluster: str = "") -> list[Manifest]:
-    """Read each OutboxProcessor in the files; no API server has given it a uid.
-
-    Raises:
-        CommandError: a file cannot be read, or what it holds is no valid processor.
-
-    """
+    """Read each OutboxProcessor in the files; no API server has given it a uid."""
     documents = [document for file in files for document in _load(file)]
     config_maps = dict(_read_config_map(found) for found in documents if found.get("kind") == "ConfigMap")
     bodies = [body for body in documents if body.get("kind") == KIND]

@@ -45,7 +45,7 @@ def run(context: Context) -> Exit | int:
         check_runnable(each)
     with tempfile.TemporaryDirectory(prefix="outbox-run-") as directory:
         home = Path(directory)
-        arguments = (_lay_out_one if len(manifests) == 1 else _lay_out_shared)(context, manifests, home)
+        arguments = _lay_out(context, manifests, home)
         for each in manifests:
             context.console.note(
                 f"{each.processor.processor_id} runs as {each.processor.ref}; Ctrl-C finishes or rolls back the batch "
@@ -65,12 +65,7 @@ def run(context: Context) -> Exit | int:
 
 
 def _read(options: Namespace) -> list[Manifest]:
-    """Read one processor, or several that share a process.
-
-    Raises:
-        CommandError: there is none, or several that do not share it.
-
-    """
+    """Read one processor, or several that share a process."""
     cluster = options.cluster_id or f"{LOCAL}{socket.gethostname()}"
     manifests = read_manifests(options.file, cluster)
     processors = [each.processor for each in manifests]
@@ -92,12 +87,7 @@ def _identify(manifest: Manifest) -> Manifest:
 
 
 def check_runnable(manifest: Manifest) -> None:
-    """Refuse what cannot run here.
-
-    Raises:
-        RefusedError: another engine's, suspended, or given away.
-
-    """
+    """Refuse what cannot run here."""
     spec = manifest.processor.spec
     if spec.engine is not Engine.WORKER:
         raise RefusedError(f"engine {spec.engine} needs its own runtime: `outbox run` runs engine Worker")
@@ -107,33 +97,26 @@ def check_runnable(manifest: Manifest) -> None:
         raise RefusedError("spec.handOverTo is set: this resource gives its processor away")
 
 
-def _lay_out_one(context: Context, manifests: list[Manifest], home: Path) -> list[str]:
-    """Put the files where a pod would have them mounted; connections are links, so that no secret is copied."""
-    (manifest,) = manifests
-    (home / "handler").mkdir()
-    _place_handler(context, manifest, home)
-    (home / "processor.json").write_text(_format(manifest, home / "handler"))
-    _link_source(context, home / "connections" / "source")
-    _link_target(context, manifest, home / "connections" / "target")
-    return ["--config", str(home / "processor.json"), "--handler", str(home / "handler")]
+def _lay_out(context: Context, manifests: list[Manifest], home: Path) -> list[str]:
+    """Put the files where a pod would have them mounted; connections are links, so that no secret is copied.
 
-
-def _lay_out_shared(context: Context, manifests: list[Manifest], home: Path) -> list[str]:
-    """Do the same as for a shared pod: one connection to the database, and a directory for each Secret of a target."""
-    (home / "processors").mkdir()
-    (home / "handler").mkdir()
+    A shared pod has a directory for each Secret, another one has source/ and target/.
+    """
+    is_shared, connections = len(manifests) > 1, home / "connections"
+    for directory in (home / "processors", home / "handler", connections):
+        directory.mkdir()
     for manifest in manifests:
-        spec = manifest.processor.spec
+        _place_handler(context, manifest, home / "handler")
         file = home / "processors" / f"{manifest.processor.name}.json"
         file.write_text(_format(manifest, home / "handler"))
-        source = home / "connections" / spec.source.connection.secret_ref.name
-        if not source.exists():
-            _link_source(context, source)
+        spec = manifest.processor.spec
+        _link_source(context, connections / (spec.source.connection.secret_ref.name if is_shared else "source"))
         if spec.target is not None and spec.target.connection is not None:
-            target = home / "connections" / spec.target.connection.secret_ref.name
-            if not target.exists():
-                _link_target(context, manifest, target)
-    return ["--processors", str(home / "processors")]
+            secret = spec.target.connection.secret_ref.name
+            _link_target(context, secret, connections / (secret if is_shared else "target"))
+    if is_shared:
+        return ["--processors", str(home / "processors")]
+    return ["--config", str(file), "--handler", str(home / "handler")]
 
 
 def _format(manifest: Manifest, handler: Path) -> str:
@@ -149,7 +132,8 @@ def _format(manifest: Manifest, handler: Path) -> str:
 
 
 def _link_source(context: Context, place: Path) -> None:
-    place.parent.mkdir(exist_ok=True)
+    if place.exists():
+        return
     directory = context.secret_directory
     if directory is not None:
         if not directory.is_dir():
@@ -171,9 +155,6 @@ def find_text_id(text: str, handler: Path) -> int:
 
     A handler that is installed is not looked into; nor is what is hidden: `.venv`, an editor's locks and copies.
 
-    Raises:
-        CommandError: a file cannot be read.
-
     """
     found = hashlib.sha256(text.encode())
     for file in sorted(_find_code(handler)):
@@ -192,14 +173,14 @@ def _find_code(handler: Path) -> Iterator[Path]:
         yield from (file for file in shown if file.is_file())
 
 
-def _place_handler(context: Context, manifest: Manifest, home: Path) -> None:
+def _place_handler(context: Context, manifest: Manifest, handler: Path) -> None:
     """Files of the ConfigMap that came with the manifest, or of --handler."""
     target = manifest.processor.spec.target
     if target is None or target.python is None:
         return
     if context.options.handler is not None:
-        (home / "handler").rmdir()
-        (home / "handler").symlink_to(context.options.handler.resolve())
+        handler.rmdir()
+        handler.symlink_to(context.options.handler.resolve())
         return
     if target.python.config_map_ref is None:
         return  # the module is to be found on the Python path, as in an image of one's own
@@ -208,13 +189,12 @@ def _place_handler(context: Context, manifest: Manifest, home: Path) -> None:
     if files is None:
         raise CommandError(f"ConfigMap {name} is in none of the files: add it with -f, or name a folder with --handler")
     for file, text in files.items():
-        (home / "handler" / Path(file).name).write_text(text)
+        (handler / Path(file).name).write_text(text)
 
 
-def _link_target(context: Context, manifest: Manifest, place: Path) -> None:
+def _link_target(context: Context, secret: str, place: Path) -> None:
     """Link the target's files: those in a directory of its Secret's name, where there is one, else those named."""
-    target = manifest.processor.spec.target
-    if target is None or target.connection is None:
+    if place.exists():
         return
     options = context.options
     named = options.target_connection or os.environ.get(TARGET_DIRECTORY)
@@ -227,5 +207,4 @@ def _link_target(context: Context, manifest: Manifest, place: Path) -> None:
         )
     if not directory.is_dir():
         raise CommandError(f"{directory} is not a directory with the target's files")
-    of_secret = directory / target.connection.secret_ref.name
-    place.symlink_to((of_secret if of_secret.is_dir() else directory).resolve())
+    place.symlink_to((directory / secret if (directory / secret).is_dir() else directory).resolve())

@@ -33,12 +33,7 @@ class Cluster:
     """One API server, and the namespace that is meant where none is named."""
 
     def __init__(self, kubeconfig: Path | None, context: str | None, namespace: str | None) -> None:
-        """Read the kubeconfig as kubectl does.
-
-        Raises:
-            CommandError: there is none, or it has no such context.
-
-        """
+        """Read the kubeconfig as kubectl does."""
         file = None if kubeconfig is None else str(kubeconfig)
         try:
             self._api = config.new_client_from_config(file, context)  # type: ignore[no-untyped-call]
@@ -55,21 +50,11 @@ class Cluster:
         return items
 
     def get(self, name: str) -> Body:
-        """Fetch one.
-
-        Raises:
-            RefusedError: there is none of that name.
-
-        """
+        """Fetch one."""
         return self._call("GET", self._path_of(name))
 
     def list_deployments(self, selector: str) -> Sequence[Body]:
-        """Fetch the Deployments of every namespace that have the labels.
-
-        Raises:
-            CommandError: they may not be listed.
-
-        """
+        """Fetch the Deployments of every namespace that have the labels."""
         items: Sequence[Body] = self._call("GET", "/apis/apps/v1/deployments", labelSelector=selector)["items"]
         return items
 

@@ -6,6 +6,7 @@ What is asked here is carried out by the operator and its workers; `--wait` wait
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.cluster.serving import decide_service, fetch_operators, serving
@@ -30,12 +31,7 @@ _COLUMNS: Final = {
 
 
 def open_cluster(context: Context) -> Cluster:
-    """Reach the cluster that the command names.
-
-    Raises:
-        CommandError: the package `kubernetes` is missing, or there is no usable kubeconfig.
-
-    """
+    """Reach the cluster that the command names."""
     try:
         from outbox_cli.cluster.client import Cluster  # needs a package that a worker's image has not
     except ImportError as err:
@@ -137,39 +133,24 @@ def _short(record: Record) -> Record:
     }
 
 
-def pause(context: Context) -> Exit:
-    """Set spec.suspend: the batch is finished or rolled back, checkpoint and claim are kept."""
-    return _suspend(context, suspend=True)
-
-
-def resume(context: Context) -> Exit:
-    """Take spec.suspend away."""
-    return _suspend(context, suspend=False)
-
-
-def _suspend(context: Context, *, suspend: bool) -> Exit:
+def suspend(context: Context, *, suspend: bool) -> Exit:
+    """Set spec.suspend (the batch is finished or rolled back, checkpoint and claim are kept), or take it away."""
     cluster, name, console = open_cluster(context), context.options.processor, context.console
     body = cluster.patch(name, {"spec": {"suspend": suspend}})
     if context.options.wait:
         body = wait_for(
-            console, cluster, body, "suspended" if suspend else "ready", is_suspended if suspend else is_running,
-            context.options.timeout,
+            console, cluster, body, "suspended" if suspend else "ready",
+            partial(is_ready, reason="Suspended" if suspend else "Running"), context.options.timeout,
         )  # fmt: skip
     done = "is suspended" if suspend else "runs"
     asked = "will be suspended" if suspend else "will run"
     return console.tell(resource_record(body), f"{name} {done if context.options.wait else asked}")
 
 
-def is_suspended(body: Body) -> bool:
-    """Nothing is handled any more, and the status is about this very spec."""
+def is_ready(body: Body, reason: str) -> bool:
+    """Say whether it is Ready as it was asked to be: `Running`, or `Suspended`, and the status is about this spec."""
     ready = condition(body, "Ready")
-    return ready.get("status") == "True" and ready.get("reason") == "Suspended"
-
-
-def is_running(body: Body) -> bool:
-    """Messages are processed; suspended, scaled to zero or handed over is Ready too, where it was asked for."""
-    ready = condition(body, "Ready")
-    return ready.get("status") == "True" and ready.get("reason") == "Running"
+    return ready.get("status") == "True" and ready.get("reason") == reason
 
 
 def accept(context: Context) -> Exit:
@@ -198,12 +179,7 @@ def rewind(context: Context) -> Exit:
 
 
 def open_conflict(body: Body, number: int | None) -> Body:
-    """Return the conflict that waits for a person.
-
-    Raises:
-        RefusedError: none does, or another one than `number`.
-
-    """
+    """Return the conflict that waits for a person; refuse where none does, or another one than `number`."""
     found: Body | None = ((body.get("status") or {}).get("conflicts") or {}).get("open")
     if found is None:
         raise RefusedError(
@@ -246,12 +222,7 @@ def _decide(  # one act, said once for both verbs
 def wait_for(
     console: Console, cluster: Cluster, asked: Body, what: str, holds: Callable[[Body], bool], timeout: float
 ) -> Body:
-    """Poll until it holds for the resource that was `asked`; an API server that is away meanwhile costs time only.
-
-    Raises:
-        CommandError: it did not in time, or the resource went; the message has the resource's own words.
-
-    """
+    """Poll until it holds for the resource that was `asked`; an API server that is away meanwhile costs time only."""
     begun, name, uid = time.monotonic(), asked["metadata"]["name"], asked["metadata"]["uid"]
     body = asked
     with console.progress(f"seconds waited until {name} is {what}") as progress:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
-from itertools import chain, groupby
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.command import against_database, need_reason, whoami
@@ -43,6 +44,7 @@ _HELD: Final = {
     "ATTEMPTS": "attempts", "CLASS": "errorClass", "BEHIND": "behind", "NEXT": "nextAttemptAt", "ERROR": "shortError",
 }  # fmt: skip
 _SHORT: Final = 60
+_PARTITION: Final = attrgetter("partition")
 
 
 def _filter(context: Context) -> Filter:
@@ -171,12 +173,10 @@ def _work(
     options, schema = context.options, context.subject.schema
     piece = PIECE if options.rate is None else max(1, min(PIECE, int(options.rate)))
     done, began = 0, time.monotonic()
-    held = ((dead_letters.decide_held, *some) for some in _held_pieces(stopped, piece))
-    letters = ((dead_letters.decide_dead, *some) for some in _dead_pieces(connection, schema, wanted, dead, piece))
     told: dict[str, Any] = {"drop": drop, "reason": options.reason, "decided_by": whoami()}
     try:
         with context.console.progress("messages decided about", len(dead) + len(stopped)) as progress:
-            for act, partition, numbers in chain(held, letters):
+            for act, partition, numbers in _pieces(connection, schema, wanted, dead, stopped, piece):
                 key = ProcessorKey(schema, context.subject.needed, partition)
                 done += _patiently(partial(act, connection, key, numbers, **told))
                 progress.reach(done)
@@ -189,25 +189,19 @@ def _work(
     return done
 
 
-def _held_pieces(stopped: list[HeldView], piece: int) -> Iterator[tuple[int, list[int]]]:
-    """Give out their places by partition."""
-    ordered = sorted(stopped, key=lambda each: each.partition)
-    for partition, held in groupby(ordered, lambda each: each.partition):
+def _pieces(
+    connection: Connection, schema: str, wanted: Filter, dead: list[int], stopped: list[HeldView], size: int
+) -> Iterator[tuple[Callable[..., int], int, list[int]]]:
+    """Give out by partition what is to be decided, with the act for it; of dead letters what is left, and none new."""
+    for partition, held in groupby(sorted(stopped, key=_PARTITION), _PARTITION):
         places = [each.place for each in held]
-        for first in range(0, len(places), piece):
-            yield partition, places[first : first + piece]
-
-
-def _dead_pieces(
-    connection: Connection, schema: str, wanted: Filter, dead: list[int], piece: int
-) -> Iterator[tuple[int, list[int]]]:
-    """Give out what is left of the numbers by partition, in the order in which they died, and none that is new."""
-    for first in range(0, len(dead), piece):
-        some = replace(wanted, ids=dead[first : first + piece])
-        found = dead_letters.list_dead(connection, schema, some, limit=piece)
-        ordered = sorted(found, key=lambda each: each.partition)
-        for partition, each in groupby(ordered, lambda one: one.partition):
-            yield partition, [one.id for one in each]
+        for first in range(0, len(places), size):
+            yield dead_letters.decide_held, partition, places[first : first + size]
+    for first in range(0, len(dead), size):
+        some = replace(wanted, ids=dead[first : first + size])
+        letters = sorted(dead_letters.list_dead(connection, schema, some, limit=size), key=_PARTITION)
+        for partition, numbers in groupby(letters, _PARTITION):
+            yield dead_letters.decide_dead, partition, [each.id for each in numbers]
 
 
 def _patiently(act: Callable[[], int]) -> int:

@@ -74,12 +74,7 @@ def format_lag(lag: Lag | None) -> str | None:
 
 
 def find_partitions(connection: Connection, subject: Subject, partition: int | None = None) -> list[ProcessorView]:
-    """Read all processors, the one asked for, or one partition of that.
-
-    Raises:
-        RefusedError: the database has never heard of it.
-
-    """
+    """Read all processors, the one asked for, or one partition of that; refuse what the database does not know."""
     views = list_processors(connection, subject.schema, subject.processor_id)
     if not views and subject.processor_id is not None:
         raise RefusedError(f"schema {subject.schema} knows no processor {subject.processor_id}")

@@ -95,12 +95,7 @@ class _Job:
         return "" if older is None else f" and is older than {format_age(older.total_seconds())}"
 
     def find_readers(self) -> list[Reader]:
-        """Return the processors that read the table, each with a checkpoint that can be believed.
-
-        Raises:
-            RefusedError: one has no checkpoint yet, or what it has examined is in question.
-
-        """
+        """Return the processors that read the table, or refuse: one has no checkpoint that can be believed."""
         found = [(self._connection, each) for each in pruning.find_readers(self._connection, self._table)]
         for connection in self._remote:
             # A crash there must not take back a checkpoint whose messages were deleted here.

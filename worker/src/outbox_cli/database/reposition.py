@@ -145,12 +145,7 @@ def _let_move(context: Context, view: ProcessorView, *, alone: bool) -> None:
 
 
 def _choose(views: list[ProcessorView], after: Checkpoint, direction: Direction) -> list[ProcessorView]:
-    """Of several partitions only those move that are on the other side of the pair.
-
-    Raises:
-        RefusedError: none is.
-
-    """
+    """Of several partitions only those move that are on the other side of the pair; refuse where none is."""
     if len(views) == 1:
         return views
     back = direction is Direction.BACK

@@ -53,12 +53,7 @@ class Sources(ExitStack):
         return source if self._context.manifest else self._mappings.get(processor_id, source)
 
     def find(self, processor_id: str) -> Connection | None:
-        """Return the connection to the processor's messages; None: they are in a database that was not named.
-
-        Raises:
-            RefusedError: the source that was named is not the processor's.
-
-        """
+        """Return the connection to the processor's messages; None: their database was not named; another is refused."""
         written = remote_target.fetch_source(self._target, self._key(processor_id))
         if written is None:
             return self._target

@@ -35,10 +35,6 @@ def plan_move(
     Where the checkpoint's row is gone, `known` has the counter that was expected and no range: it is taken that all
     that is committed by now was examined, as the database does (sql/functions/conflicts.sql).
 
-    Raises:
-        UsageError: a pair is named: it means nothing here.
-        RefusedError: nothing was stored since the time named, or a conflict is open and the move would be forward.
-
     """
     back = direction is Direction.BACK
     if not back and view.open_conflict is not None:

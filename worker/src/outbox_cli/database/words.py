@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from outbox_cli.console import record_of
 from outbox_core.processor.summary import TELLING
 from outbox_core.report import WorkerState
 from outbox_core.span import format_age
@@ -56,10 +57,7 @@ def word_record(word: SaidWord | None) -> Record | None:
     """Write a word for a program."""
     if word is None:
         return None
-    return {
-        "state": word.state, "reason": word.reason, "message": word.message, "pod": word.pod, "saidAt": word.said_at,
-        "ageSeconds": word.age_seconds, "fresh": word.is_fresh, "ended": word.ended,
-    }  # fmt: skip
+    return record_of(word, but=("processor_id", "partition", "token", "is_fresh")) | {"fresh": word.is_fresh}
 
 
 def format_reason(word: SaidWord | None) -> str | None:

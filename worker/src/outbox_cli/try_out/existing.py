@@ -82,12 +82,7 @@ class Table:
 
 
 def look_at(uri: str) -> list[str]:
-    """Say what is in the database.
-
-    Raises:
-        TryError: it cannot be reached or looked at; the message has no password.
-
-    """
+    """Say what is in the database; no error has the password."""
     if is_misread(uri):
         raise TryError(f"in the URI of --on {ENCODE}")
     try:

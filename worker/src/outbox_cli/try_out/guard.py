@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn
 
+from outbox_cli.try_out.cache import lives
+
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _START, _END, _REMOVE, _KEEP = "+", "-", "r", "k"
 _PATIENCE: Final = 8.0
@@ -47,7 +49,7 @@ class Belongings:
         for pid, number in self.running.items():
             _send(pid, gently.get(signal.Signals(number), number))
         deadline = time.monotonic() + _PATIENCE
-        while any(_lives(pid) for pid in self.running) and time.monotonic() < deadline:
+        while any(lives(pid) for pid in self.running) and time.monotonic() < deadline:
             time.sleep(0.005)
         for pid in self.running:
             _send(pid, signal.SIGKILL)
@@ -100,7 +102,7 @@ class Guard:
         with contextlib.suppress(ChildProcessError):
             # Every child is waited for: the guard sees that a process is gone only then.
             while os.waitpid(-1, 0)[0] != self._pid:
-                if not _lives(self._pid):
+                if not lives(self._pid):
                     break
         self._belongings.end()  # nothing is left to do, unless the guard was killed
 
@@ -150,16 +152,3 @@ def _remove(path: Path, deadline: float) -> None:
         if not path.exists() or time.monotonic() > deadline:
             return
         time.sleep(0.005)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False  # gone, or the number is another user's program by now
-    try:
-        # A process whose parent was killed stays as a zombie where process 1 waits for none. Elsewhere than on Linux
-        # there is no such file.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (OSError, IndexError):
-        return True

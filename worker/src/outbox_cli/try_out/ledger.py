@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from outbox_cli.table import format_rows
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -18,6 +20,15 @@ SAMPLES: Final = 3
 """Messages that are named for each finding; counting goes on."""
 Pair = tuple[int, int]
 _FAULTS: Final = ("lost", "duplicated", "out of order", "invented")
+_EXPLAINED: Final = {
+    "by reader": "{count} of the messages produced are yours, in no producer's commit log",
+    "waiting": "{count} wait and are not lost: {stopped}",
+    "passed over": "{count} were passed over by a decision of yours about its checkpoint",
+    "repeated": "{count} were handled again by a decision of yours about its checkpoint",
+    "invented": "{count} were handled although their transactions rolled back",
+    "unknown": "{count} were handled that are not in the outbox any more: deleted since",
+}
+"""What the table does not say: what people did, and what came of it."""
 
 
 class Order(StrEnum):
@@ -69,54 +80,36 @@ class Reasons:
         return any(move is None or (move[1] or (0, 0)) < pair <= (move[0] or (0, 0)) for move in self.moves)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Account:
     """The result for one processor.
 
     Attributes:
-        lost: committed, not handled, and nothing says why.
-        duplicated: lines beyond the first of a message that no decision explains.
-        out_of_order: first lines that stand after one that should come later; None where there is no order.
-        invented: lines of messages that were rolled back.
-        waiting: not handled because the processor is stopped.
-        passed_over: not handled because a person moved the checkpoint forward.
-        repeated: further lines because a person moved it back.
-        by_reader: of those produced.
+        handled: lines that it left.
+        counts: messages by what came of them: the faults, and what `_EXPLAINED` has a sentence for.
         stopped: why it does not go on.
-        unknown: lines of messages that are neither in a commit log nor in the table: the reader deleted them.
+        findings: the first of each fault, in words.
 
     """
 
     name: str
     produced: int
-    handled: int
-    lost: int = 0
-    duplicated: int = 0
-    out_of_order: int | None = None
-    invented: int = 0
-    waiting: int = 0
-    passed_over: int = 0
-    repeated: int = 0
-    unknown: int = 0
-    by_reader: int = 0
-    stopped: str | None = None
-    findings: tuple[str, ...] = ()
+    order: Order
+    stopped: str | None
+    handled: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    findings: list[str] = field(default_factory=list)
+
+    def note(self, kind: str, text: str) -> None:
+        """Count one message."""
+        self.counts[kind] += 1
+        if kind in _FAULTS and self.counts[kind] <= SAMPLES:
+            self.findings.append(text)
 
     @property
     def is_exact(self) -> bool:
         """Nothing lost, doubled, reordered or invented."""
-        return not (self.lost or self.duplicated or self.out_of_order or self.invented)
-
-
-@dataclass(slots=True)
-class _Findings:
-    texts: list[str] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def note(self, kind: str, text: str) -> None:
-        self.counts[kind] += 1
-        if kind in _FAULTS and self.counts[kind] <= SAMPLES:
-            self.texts.append(text)
+        return not any(self.counts[kind] for kind in _FAULTS)
 
 
 def compare(
@@ -133,80 +126,53 @@ def compare(
     messages = {message.message_id: message for message in produced}
     seen: Counter[str] = Counter()
     furthest: dict[str | None, Message] = {}
-    found = _Findings()
-    total = 0
+    account = Account(name, len(messages), order, reasons.stopped)
+    account.counts["by reader"] = sum(message.by_reader for message in produced)
     for message_id in lines:
-        total += 1
+        account.handled += 1
         message = messages.get(message_id)
         if message is None:
             kind = "invented" if message_id in undone else "unknown"
-            found.note(kind, f"{message_id} was handled, and {_NOT_COMMITTED[kind]}")
+            account.note(kind, f"{message_id} was handled, and its transaction was rolled back")
             continue
         seen[message_id] += 1
         if seen[message_id] > 1:
             kind = "repeated" if reasons.repeats(message.pair) else "duplicated"
-            found.note(kind, f"{_describe(message)} was handled {seen[message_id]} times")
+            account.note(kind, f"{_describe(message)} was handled {seen[message_id]} times")
         elif order is Order.ALL or (order is Order.KEY and not message.by_reader):
             line = None if order is Order.ALL else message.key
             before = furthest.get(line, message)
             if message.pair < before.pair:
-                found.note("out of order", f"{_describe(message)} was handled after {_describe(before)}")
+                account.note("out of order", f"{_describe(message)} was handled after {_describe(before)}")
             else:
                 furthest[line] = message
     for message in produced:
         if message.message_id not in seen:
             kind = "passed over" if reasons.skips(message.pair) else "waiting" if reasons.stopped else "lost"
-            found.note(kind, f"{_describe(message)} was not handled")
-    counts = found.counts
-    return Account(
-        name, len(messages), total, counts["lost"], counts["duplicated"],
-        None if order is Order.NONE else counts["out of order"], counts["invented"], counts["waiting"],
-        counts["passed over"], counts["repeated"], counts["unknown"],
-        sum(message.by_reader for message in produced), reasons.stopped, tuple(found.texts),
-    )  # fmt: skip
+            account.note(kind, f"{_describe(message)} was not handled")
+    return account
 
 
 def format_accounts(accounts: Sequence[Account]) -> list[str]:
     """Write the ledger: a table, then a sentence for each number that needs one."""
     head = ("LEDGER", "PRODUCED", "HANDLED", "LOST", "DUPLICATED", "OUT OF ORDER")
-    rows = [head, *(_format_row(account) for account in accounts)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = format_rows([head, *(_format_row(account) for account in accounts)])
     for account in accounts:
-        lines += [f"{account.name}: {text}" for text in (*_explain(account), *account.findings)]
+        explained = (
+            text.format(count=account.counts[kind], stopped=account.stopped)
+            for kind, text in _EXPLAINED.items()
+            if account.counts[kind]
+        )
+        lines += [f"{account.name}: {text}" for text in (*explained, *account.findings)]
     exact = all(account.is_exact for account in accounts)
     return [*lines, "nothing lost, nothing twice, nothing out of order" if exact else "THE LEDGER IS NOT EXACT"]
 
 
 def _format_row(account: Account) -> tuple[str, ...]:
-    order = "any order" if account.out_of_order is None else str(account.out_of_order)
-    numbers = (account.produced, account.handled, account.lost, account.duplicated)
+    counts = account.counts
+    order = "any order" if account.order is Order.NONE else str(counts["out of order"])
+    numbers = (account.produced, account.handled, counts["lost"], counts["duplicated"])
     return (account.name, *map(str, numbers), order)
-
-
-def _explain(account: Account) -> list[str]:
-    """Say what the table does not: what people did, and what came of it."""
-    return [
-        text
-        for count, text in (
-            (account.by_reader, f"{account.by_reader} of the messages produced are yours, in no producer's commit log"),
-            (account.waiting, f"{account.waiting} wait and are not lost: {account.stopped}"),
-            (
-                account.passed_over,
-                f"{account.passed_over} were passed over by a decision of yours about its checkpoint",
-            ),
-            (account.repeated, f"{account.repeated} were handled again by a decision of yours about its checkpoint"),
-            (account.invented, f"{account.invented} were handled although their transactions rolled back"),
-            (account.unknown, f"{account.unknown} were handled that are not in the outbox any more: deleted since"),
-        )
-        if count
-    ]
-
-
-_NOT_COMMITTED: Final = {
-    "invented": "its transaction was rolled back",
-    "unknown": "is neither in a commit log nor in outbox.messages any more",
-}
 
 
 def _describe(message: Message) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from outbox_cli.try_out.cache import lives
 from outbox_cli.try_out.errors import TryError
 
 _LOCK: Final = ".outbox-try"
@@ -91,19 +92,8 @@ def default_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"outbox-try-{os.getuid()}"
 
 
-def cache_folder() -> Path:
-    """Where prepared data and packages are kept between runs."""
-    named = os.environ.get("OUTBOX_CACHE")
-    return (Path(named) if named else Path.home() / ".cache" / "outbox-operator") / "try"
-
-
 def take_place(named: Path | None) -> tuple[Place, bool]:
-    """Make or take over the folder, and lock it; say whether a former run had left something in it.
-
-    Raises:
-        TryError: it cannot be had.
-
-    """
+    """Make or take over the folder, and lock it; say whether a former run had left something in it."""
     folder = (named or default_folder()).absolute()
     if len(os.fsencode(folder / "socket" / ".s.PGSQL.5432")) > _LONGEST_SOCKET:
         raise TryError(f"the path {folder} is too long for a Unix socket: name a shorter one with --folder DIR")
@@ -188,7 +178,7 @@ def _lock(folder: Path) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as err:
             pid = os.pread(descriptor, 99, 0).decode().removeprefix(_SAYS).strip()
-            if (pid and lives(pid)) or time.monotonic() > deadline:
+            if (pid and lives(int(pid))) or time.monotonic() > deadline:
                 os.close(descriptor)
                 raise TryError(
                     f"another `outbox try` runs in {folder} (pid {pid or 'unknown'}): end it (kill {pid or 'PID'}), or "
@@ -199,17 +189,6 @@ def _lock(folder: Path) -> int:
             # Always as long, so that it is whole at every moment.
             os.pwrite(descriptor, f"{_SAYS} {os.getpid():>10}\n".encode(), 0)
             return descriptor
-
-
-def lives(pid: str) -> bool:
-    """Say whether a process of that number is there."""
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # another user's
-        return True
-    return True
 
 
 def _sweep(folder: Path) -> bool:

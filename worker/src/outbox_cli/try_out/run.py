@@ -253,19 +253,29 @@ class Run:
 def main(arguments: Sequence[str]) -> int:
     """Run `outbox try`; return the exit status."""
     options = _parse(arguments)
-    if options.on is not None:
-        return look(options.on)
+    try:
+        if options.on is None:
+            return _run(options)
+        from outbox_cli.try_out.existing import look_at
+
+        Screen().say(*look_at(options.on))
+    except TryError as err:
+        print(f"outbox try: {err}", file=sys.stderr)  # noqa: T201  # a command line speaks
+        return 1
+    except EndedError as err:
+        return 128 + err.number
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Run from the folder to the ledger, and leave nothing behind; return whether the ledger is exact."""
     for name in [name for name in os.environ if name.startswith("PG")]:
         del os.environ[name]  # libpq's, of another database: the run's own is named in full
     began = float(os.environ.get(BEGAN) or time.time())
     screen = Screen()
     block_signals()
     signals = Signals()
-    try:
-        place, swept = take_place(options.folder)
-    except TryError as err:
-        print(f"outbox try: {err}", file=sys.stderr)  # noqa: T201  # a command line speaks
-        return 1
+    place, swept = take_place(options.folder)
     guard = Guard(place.folder)
     try:
         unblock_signals()
@@ -279,19 +289,13 @@ def main(arguments: Sequence[str]) -> int:
         run.show()
         accounts = run.close()
         screen.say("", *format_accounts(accounts))
-        status = 0 if all(account.is_exact for account in accounts) else 1
-    except TryError as err:
-        print(f"outbox try: {err}", file=sys.stderr)  # noqa: T201  # a command line speaks
-        status = 1
-    except EndedError as err:
-        status = 128 + err.number
+        return 0 if all(account.is_exact for account in accounts) else 1
     finally:
         signals.refuse()
         guard.finish()
         if place.is_kept:
             with contextlib.suppress(OSError):  # the terminal may be gone
                 screen.say(_describe_kept(place.folder))
-    return status
 
 
 def _describe_kept(folder: Path) -> str:
@@ -299,19 +303,6 @@ def _describe_kept(folder: Path) -> str:
     programs = f"{folder}/server starts its database, {folder}/psql and {folder}/outbox look at it"
     kept = programs if (folder / "server").exists() else f"what its programs said is in {folder}/log"
     return f"everything is kept in {folder}: {kept}; rm -r {folder} removes it"
-
-
-def look(uri: str) -> int:
-    """Say what a database has; return the exit status."""
-    from outbox_cli.try_out.existing import look_at
-
-    try:
-        lines = look_at(uri)
-    except TryError as err:
-        print(f"outbox try: {err}", file=sys.stderr)  # noqa: T201  # a command line speaks
-        return 1
-    Screen().say(*lines)
-    return 0
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

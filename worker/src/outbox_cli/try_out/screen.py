@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from outbox_cli.table import format_rows
 from outbox_core.plain import plain_checkpoints
 
 if TYPE_CHECKING:
@@ -47,17 +48,8 @@ def build_row(worker: Worker, rate: float) -> tuple[str, ...]:
     """Say how one worker is."""
     report = worker.report
     if not report:
-        return (
-            worker.name,
-            str(worker.pid or "-"),
-            "Ended" if not worker.pid else "Starting",
-            "-",
-            "-",
-            str(worker.handled),
-            "-",
-            "-",
-            "-",
-        )
+        phase = "Starting" if worker.pid else "Ended"
+        return worker.name, str(worker.pid or "-"), phase, "-", "-", str(worker.handled), "-", "-", "-"
     state, reason = report["state"], report["reason"]
     phase = state if reason in {"Running", "Idle", "Starting", "LeaseHeld"} else f"{state}: {reason}"
     active = state in {"Active", "Retrying"}
@@ -96,13 +88,13 @@ def _lag(report: dict[str, Any]) -> str:
 
 def build_table(rows: Iterable[Sequence[str]], width: int | None = None) -> list[str]:
     """Lay the rows out under the head, in lines of that width where there is one."""
-    lines = [_HEAD, *rows]
-    widths = {name: max(len(row[column]) for row in lines) for column, name in enumerate(_HEAD)}
+    shown, lines = list(_HEAD), [_HEAD, *rows]
+    table = format_rows(lines)
     for name in _DROPPED:
-        if width is not None and sum(widths.values()) + 2 * (len(widths) - 1) > width:
-            del widths[name]
-    shown = [(_HEAD.index(name), width) for name, width in widths.items()]
-    return ["  ".join(row[column].ljust(width) for column, width in shown).rstrip() for row in lines]
+        if width is not None and max(map(len, table)) > width:
+            shown.remove(name)
+            table = format_rows([[row[_HEAD.index(column)] for column in shown] for row in lines])
+    return table
 
 
 def build_notes(workers: Sequence[Worker], outbox: str) -> dict[tuple[str, object], str]:

