@@ -58,14 +58,14 @@ def test_what_only_a_database_knows_is_not_dropped_in_a_cluster(arguments, plugi
         parse(*arguments, plugin=plugin).means_cluster()
 
 
-def test_the_subject_without_a_manifest_is_the_products_own_table():
-    subject = parse("orders", "--schema", "other").subject
-    assert (subject.schema, subject.needed, subject.source.table) == ("other", "orders", None)
+def test_the_outbox_without_a_manifest_is_the_products_own_table():
+    context = parse("orders", "--schema", "other")
+    assert (context.schema, context.needed_processor, context.source.table) == ("other", "orders", None)
 
 
 def test_a_processor_has_to_be_named_where_one_is_needed():
     with pytest.raises(UsageError, match="which processor"):
-        _ = parse().subject.needed
+        _ = parse().needed_processor
 
 
 def test_a_manifest_says_schema_table_and_processor(tmp_path):
@@ -75,11 +75,11 @@ def test_a_manifest_says_schema_table_and_processor(tmp_path):
         "  processorId: sales/orders\n  source: {connection: {secretRef: {name: db}}, schemaName: mine,\n"
         "    table: {schemaName: public, name: log}}\n  target: {log: {}}\n"
     )
-    subject = parse("-f", str(file)).subject
-    assert (subject.schema, subject.needed) == ("mine", "sales/orders")
-    assert subject.source.table is not None
-    assert subject.source.table.name == "log"
+    context = parse("-f", str(file))
+    assert (context.schema, context.needed_processor) == ("mine", "sales/orders")
+    assert context.source.table is not None
+    assert context.source.table.name == "log"
     with pytest.raises(UsageError, match="not invoices"):
-        _ = parse("invoices", "-f", str(file)).subject
+        _ = parse("invoices", "-f", str(file)).processor_id
     with pytest.raises(UsageError, match="schemaName mine"):
-        _ = parse("-f", str(file), "--schema", "outbox").subject
+        _ = parse("-f", str(file), "--schema", "outbox").schema

@@ -30,13 +30,10 @@ from outbox_core.spec.base import parse_duration
 from outbox_worker.postgres.admin.repair import PAGES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from outbox_cli.context import Context
     from outbox_cli.errors import Exit
-
-COUNT_AT_MOST = 1_000_000
-"""Messages that a preview counts exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +254,7 @@ def _add_repair(commands: _Commands) -> None:
         text="rebase transaction ids that a restore brought from a server further on than this one",
     )  # fmt: skip
     parser.add_argument(
-        "--table", action="append", metavar="SCHEMA.TABLE[.COLUMN]",
+        "--table", action="append", default=[], metavar="SCHEMA.TABLE[.COLUMN]",
         help="a further outbox whose processors' checkpoints are in this schema (column: transaction_id)",
     )  # fmt: skip
     parser.add_argument("--pages", type=_at_least_one, default=PAGES, help="pages in one transaction (%(default)s)")
@@ -324,12 +321,16 @@ def _time(text: str) -> datetime:
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
-def _options(*parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(add_help=False, allow_abbrev=False, parents=parents)
+def _option(*names: str, parents: Sequence[argparse.ArgumentParser] = (), **how: Any) -> argparse.ArgumentParser:
+    """Make an option that commands share, with others that go with it."""
+    parent = argparse.ArgumentParser(add_help=False, allow_abbrev=False, parents=parents)
+    if names:
+        parent.add_argument(*names, **how)
+    return parent
 
 
 def _database_options() -> argparse.ArgumentParser:
-    parent = _options()
+    parent = _option()
     group = parent.add_argument_group("database (none of these: PGSERVICE, PGHOST, PGPASSFILE … of the environment)")
     where = group.add_mutually_exclusive_group()
     where.add_argument(
@@ -347,7 +348,7 @@ def _database_options() -> argparse.ArgumentParser:
 
 
 def _cluster_options() -> argparse.ArgumentParser:
-    parent = _options()
+    parent = _option()
     group = parent.add_argument_group("cluster")
     group.add_argument("-n", "--namespace", help="namespace (that of the context)")
     group.add_argument("--context", help="context of the kubeconfig")
@@ -358,38 +359,28 @@ def _cluster_options() -> argparse.ArgumentParser:
 # Options that commands share.
 _DATABASE = _database_options()
 _CLUSTER = _cluster_options()
-_OUTPUT = _options()
-_OUTPUT.add_argument("-o", "--output", choices=[each.value for each in Format], default="table", help="(%(default)s)")
-_PROCESSOR = _options()
-_PROCESSOR.add_argument("processor", nargs="?")
-_MANIFEST = _options()
-_MANIFEST.add_argument(
+_OUTPUT = _option("-o", "--output", choices=[each.value for each in Format], default="table", help="(%(default)s)")
+_PROCESSOR = _option("processor", nargs="?")
+_MANIFEST = _option(
     "-f", "--file", type=Path, action="append", metavar="YAML",
     help="the processor's manifest: its table, columns, publications, message types, schema and id",
 )  # fmt: skip
-_LIMIT = _options()
-_LIMIT.add_argument("--limit", type=_at_least_one, default=100, help="no more than so many (%(default)s)")
-_COUNT = _options()
-_COUNT.add_argument(
-    "--count-at-most", type=natural_number, default=COUNT_AT_MOST, metavar="N",
+_LIMIT = _option("--limit", type=_at_least_one, default=100, help="no more than so many (%(default)s)")
+_COUNT = _option(
+    "--count-at-most", type=natural_number, default=1_000_000, metavar="N",
     help="the preview counts exactly up to so many messages (%(default)s)",
 )  # fmt: skip
-_WAIT = _options()
-_WAIT.add_argument("--wait", action="store_true", help="in a cluster: until it is done")
+_WAIT = _option("--wait", action="store_true", help="in a cluster: until it is done")
 _WAIT.add_argument("--timeout", type=number_of_seconds, default=120.0, help="seconds to wait (%(default)s)")
-_DRY_RUN = _options()
-_DRY_RUN.add_argument("--dry-run", action="store_true", help="say what would be done")
-_ASKING = _options(_DRY_RUN)
-_ASKING.add_argument("-y", "--yes", action="store_true", help="do not ask")
-_RECORDED = _options(_ASKING)
-_RECORDED.add_argument("--reason", metavar="TEXT", help="why; kept with the act")
-_MESSAGES = _options()
-_MESSAGES.add_argument("--key", action="append", help="messages of this key; repeat it for more")
+_DRY_RUN = _option("--dry-run", action="store_true", help="say what would be done")
+_ASKING = _option("-y", "--yes", action="store_true", help="do not ask", parents=[_DRY_RUN])
+_RECORDED = _option("--reason", metavar="TEXT", help="why; kept with the act", parents=[_ASKING])
+_MESSAGES = _option("--key", action="append", help="messages of this key; repeat it for more")
 _MESSAGES.add_argument("--message-id", action="append", help="this message; repeat it for more")
-_DEAD_LETTERS = _options(_MESSAGES)
-_DEAD_LETTERS.add_argument(
-    "--id", type=natural_number, action="append", help="number of a dead letter; repeat it for more"
-)
+_DEAD_LETTERS = _option(
+    "--id", type=natural_number, action="append", help="number of a dead letter; repeat it for more",
+    parents=[_MESSAGES],
+)  # fmt: skip
 _DEAD_LETTERS.add_argument("--type", action="append", help="messages of this type; repeat it for more")
 _DEAD_LETTERS.add_argument("--error-class", action="append", metavar="CLASS", help="ValueError, 23505 …; repeat it")
 _DEAD_LETTERS.add_argument("--error", metavar="TEXT", help="whose error has this text")

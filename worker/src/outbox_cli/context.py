@@ -33,22 +33,6 @@ DATABASE_HELP: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What a database command is about: the schema, the outbox in it, and perhaps one processor."""
-
-    schema: str
-    source: Source
-    processor_id: str | None
-
-    @property
-    def needed(self) -> str:
-        """The processor; refused where none is named."""
-        if self.processor_id is None:
-            raise UsageError("which processor? name its processorId, or give its manifest with -f")
-        return self.processor_id
-
-
 @dataclass(frozen=True)
 class Context:
     """One call of a command.
@@ -69,18 +53,35 @@ class Context:
         return read_manifest(self.options.file).processor if self.options.file else None
 
     @cached_property
-    def subject(self) -> Subject:
-        """Schema, outbox and processor: from a manifest, where one is given, and from what is named beside it."""
-        named, schema = self.options.processor, self.options.schema
+    def source(self) -> Source:
+        """The outbox: the manifest's, else the product's own table."""
+        if self.manifest is not None:
+            check_schema(self.options, self.manifest.spec.source)
+            return self.manifest.spec.source
+        schema = self.options.schema or DEFAULT_SCHEMA
+        return Source.model_validate({"connection": {"secretRef": {"name": "unused"}}, "schemaName": schema})
+
+    @property
+    def schema(self) -> str:
+        """The schema of checkpoints and functions."""
+        return self.source.schema_name
+
+    @property
+    def processor_id(self) -> str | None:
+        """The processor that is named, or the manifest's."""
+        named: str | None = self.options.processor
         if self.manifest is None:
-            body = {"connection": {"secretRef": {"name": "unused"}}, "schemaName": schema or DEFAULT_SCHEMA}
-            source = Source.model_validate(body)
-            return Subject(source.schema_name, source, named)
-        source, processor_id = self.manifest.spec.source, self.manifest.processor_id
-        check_schema(self.options, source)
-        if named is not None and named != processor_id:
-            raise UsageError(f"the manifest is of processor {processor_id}, not {named}")
-        return Subject(source.schema_name, source, processor_id)
+            return named
+        if named not in (None, self.manifest.processor_id):
+            raise UsageError(f"the manifest is of processor {self.manifest.processor_id}, not {named}")
+        return self.manifest.processor_id
+
+    @property
+    def needed_processor(self) -> str:
+        """The processor, by a command that needs one."""
+        if self.processor_id is None:
+            raise UsageError("which processor? name its processorId, or give its manifest with -f")
+        return self.processor_id
 
     def means_cluster(self) -> bool:
         """Decide for a command that knows both: what is named wins, else a kubectl plugin means the cluster."""

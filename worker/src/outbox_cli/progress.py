@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
     from typing import Self
 
 EVERY_SECONDS: Final = 5.0
@@ -34,9 +33,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leave the terminal's line empty for what comes next."""
         if self._drawn:
             self._stream.write("\r" + " " * self._drawn + "\r")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.command import against_source
 from outbox_cli.context import DEFAULT_SCHEMA
 from outbox_sql import adopt as adoption
 from outbox_sql.guide import build_grants, build_manifest, describe_change_over, quote
-from outbox_sql.recognise import Recognised, guess_columns, recognise
+from outbox_sql.recognise import guess_columns, recognise
 
 if TYPE_CHECKING:
-    import argparse
-
     from outbox_cli.context import Context
     from outbox_cli.errors import Exit
+    from outbox_sql.recognise import Recognised
     from outbox_worker.postgres.connection import Connection
 
 _NEEDED: Final = ("messageId", "messageType", "data")
@@ -33,9 +33,19 @@ def adopt(connection: Connection, context: Context) -> Exit:
         said.append(line)
         console.say(line)
 
-    named = _build(options, schema, table)
+    named = wanted = adoption.Adoption(
+        schema=schema,
+        table=table,
+        transaction_id=options.transaction_id_column,
+        position=options.position_column,
+        ordered_by=options.ordered_by,
+        only_where_null=options.only_where_null,
+        publication_id=options.publication_column,
+        batch=options.batch,
+    )
     known = recognise(adoption.inspect(connection, named).columns)
-    wanted = _build(options, schema, table, known)
+    if known is not None and known.columns["messageType"] in known.missing:
+        wanted = replace(named, message_type=(known.columns["messageType"], known.kind.name))
     if known is not None:
         announce(f"{schema}.{table} is {known.kind.title}")
         if known.faults:
@@ -47,21 +57,6 @@ def adopt(connection: Connection, context: Context) -> Exit:
         adoption.adopt(connection, wanted, dry_run=options.dry_run, announce=announce, watch=progress.reach)
     told = _tell(context, wanted, known, adoption.inspect(connection, named).columns)
     return console.tell({"table": f"{schema}.{table}", "dryRun": options.dry_run, "steps": said} | told)
-
-
-def _build(options: argparse.Namespace, schema: str, table: str, known: Recognised | None = None) -> adoption.Adoption:
-    typed = known is not None and known.columns["messageType"] in known.missing
-    return adoption.Adoption(
-        schema=schema,
-        table=table,
-        transaction_id=options.transaction_id_column,
-        position=options.position_column,
-        ordered_by=options.ordered_by,
-        only_where_null=options.only_where_null,
-        publication_id=options.publication_column,
-        batch=options.batch,
-        message_type=(known.columns["messageType"], known.kind.name) if known is not None and typed else None,
-    )
 
 
 def _tell(

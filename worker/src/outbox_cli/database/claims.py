@@ -27,7 +27,7 @@ _COLUMNS: Final = {
 def show(connection: Connection, context: Context) -> Exit:
     """Say which resource of which cluster holds each processor, and which pods work on it."""
     by_id: dict[str, list[ProcessorView]] = {}
-    for view in find_partitions(connection, context.subject):
+    for view in find_partitions(connection, context.schema, context.processor_id):
         by_id.setdefault(view.processor_id, []).append(view)
     records = [_record(views) for views in by_id.values() if views[0].holder is not None]
     context.console.show(records, _COLUMNS, empty="no processor is claimed")
@@ -37,10 +37,10 @@ def show(connection: Connection, context: Context) -> Exit:
 @against_database
 def release(connection: Connection, context: Context) -> Exit:
     """Take the claim away from a resource that will not give it up: its cluster is lost, say."""
-    options, console, subject = context.options, context.console, context.subject
+    options, console = context.options, context.console
     need_reason(options)
-    key = ProcessorKey(subject.schema, subject.needed)
-    views = find_partitions(connection, subject)
+    key = ProcessorKey(context.schema, context.needed_processor)
+    views = find_partitions(connection, context.schema, context.processor_id)
     holder = views[0].holder
     if holder is None:
         raise RefusedError(f"no resource holds the claim on {key.processor_id}")
@@ -61,7 +61,7 @@ def release(connection: Connection, context: Context) -> Exit:
             raise RefusedError("the claim changed hands meanwhile; nothing was changed, look again")
         record_audit_entry(
             connection,
-            subject.schema,
+            context.schema,
             act="ReleaseClaim",
             processor_id=key.processor_id,
             reason=f"claim of {holder} released by force: {options.reason}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from outbox_cli.command import against_database, whoami
@@ -31,14 +30,14 @@ _COLUMNS: Final = {
 @against_database
 def list_all(connection: Connection, context: Context) -> Exit:
     """List the conflicts that wait for a person; with --all every refusal that is recorded."""
-    subject, options = context.subject, context.options
+    options = context.options
     found = list_conflicts(
-        connection, subject.schema, processor_id=subject.processor_id, resolved=options.all, limit=options.limit
+        connection, context.schema, processor_id=context.processor_id, resolved=options.all, limit=options.limit
     )
     empty = "no conflict is recorded" if options.all else "no conflict waits for a person"
     context.console.show([_record(conflict) for conflict in found], _COLUMNS, empty=empty)
     # Asked for by itself: with --all an open one may be behind more refusals than are listed.
-    is_open = options.check and list_conflicts(connection, subject.schema, processor_id=subject.processor_id, limit=1)
+    is_open = options.check and list_conflicts(connection, context.schema, processor_id=context.processor_id, limit=1)
     return Exit.FOUND if is_open else Exit.DONE
 
 
@@ -46,19 +45,18 @@ def list_all(connection: Connection, context: Context) -> Exit:
 def accept(connection: Connection, context: Context) -> Exit:
     """Go on from the pair that is stored now."""
     options, console = context.options, context.console
-    found = list_conflicts(connection, context.subject.schema, conflict_id=options.conflict, resolved=True)
+    found = list_conflicts(connection, context.schema, conflict_id=options.conflict, resolved=True)
     if not found:
-        raise RefusedError(f"there is no conflict {options.conflict} in schema {context.subject.schema}")
+        raise RefusedError(f"there is no conflict {options.conflict} in schema {context.schema}")
     (conflict,) = found
     if not conflict.is_open:
         raise RefusedError(f"conflict {conflict.id} does not wait for a person: {conflict.resolution or 'told only'}")
-    if (asked := context.subject.processor_id) not in (None, conflict.processor_id):
+    if (asked := context.processor_id) not in (None, conflict.processor_id):
         raise RefusedError(
             f"conflict {conflict.id} is of processor {conflict.processor_id}, and the manifest of {asked}: look at "
             "`outbox conflicts list`"
         )
-    subject = replace(context.subject, processor_id=conflict.processor_id)
-    (view,) = find_partitions(connection, subject, conflict.partition)
+    (view,) = find_partitions(connection, context.schema, conflict.processor_id, conflict.partition)
     if view.pair is None:
         raise RefusedError("the checkpoint's row is gone, so there is no pair to accept: `outbox rewind` puts one back")
     if options.pair is not None and options.pair != view.pair:
@@ -74,7 +72,7 @@ def accept(connection: Connection, context: Context) -> Exit:
     decision = Resolution(
         conflict_id=conflict.id, action=ResolutionAction.ACCEPT, pair=str(view.pair), decided_by=_decider(context)
     )
-    heed_answer(conflicts.resolve(connection, subject.schema, decision), conflict.id)
+    heed_answer(conflicts.resolve(connection, context.schema, decision), conflict.id)
     console.tell(move.record(done=True), f"accepted {view.pair}; recorded as an act of {whoami()}")
     tell_resource(context, view, "accept {}", conflict.id)
     return Exit.DONE

@@ -51,7 +51,7 @@ def _filter(context: Context) -> Filter:
     """Read which messages the options mean."""
     options = context.options
     return dead_letters.Filter(
-        processor_id=context.subject.processor_id,
+        processor_id=context.processor_id,
         ids=options.id,
         keys=options.key,
         message_ids=options.message_id,
@@ -68,7 +68,7 @@ def list_dead(connection: Connection, context: Context) -> Exit:
     """List dead letters."""
     options = context.options
     found = dead_letters.list_dead(
-        connection, context.subject.schema, _filter(context), limit=options.limit, payload=options.payload
+        connection, context.schema, _filter(context), limit=options.limit, payload=options.payload
     )
     records = [_dead_record(each, payload=options.payload) for each in found]
     context.console.show(records, _DEAD, empty="no dead letters")
@@ -80,7 +80,7 @@ def list_dead(connection: Connection, context: Context) -> Exit:
 def list_held(connection: Connection, context: Context) -> Exit:
     """List held messages that are the first of their key, and those behind it that are named."""
     found = dead_letters.list_held(
-        connection, context.subject.schema, _filter(context), limit=context.options.limit,
+        connection, context.schema, _filter(context), limit=context.options.limit,
         stopped=context.options.stopped,
     )  # fmt: skip
     context.console.show([_held_record(each) for each in found], _HELD, empty="no message is held")
@@ -96,10 +96,10 @@ def _note_limit(context: Context, found: int) -> None:
 @against_database
 def add(connection: Connection, context: Context) -> Exit:
     """Let a processor that stopped at a message go on without it: the worker makes it a dead letter."""
-    options, console, subject = context.options, context.console, context.subject
+    options, console = context.options, context.console
     need_reason(options)
-    key = ProcessorKey(subject.schema, subject.needed, options.partition)
-    find_partitions(connection, subject, options.partition)
+    key = ProcessorKey(context.schema, context.needed_processor, options.partition)
+    find_partitions(connection, key.schema, key.processor_id, key.partition)
     record = {"processorId": key.processor_id, "partition": key.partition, "at": str(options.at)}
     if not options.dry_run:
         giving_up.record(connection, key, options.at, reason=options.reason, decided_by=whoami())
@@ -125,13 +125,13 @@ def drop(connection: Connection, context: Context) -> Exit:
 
 
 def _decide(connection: Connection, context: Context, *, drop: bool) -> Exit:
-    options, console, schema = context.options, context.console, context.subject.schema
+    options, console, schema = context.options, context.console, context.schema
     wanted = _filter(context)
     if wanted == dead_letters.Filter(processor_id=wanted.processor_id) and not options.all:
         raise UsageError(
             "which ones? --id, --key, --message-id, --type, --since, --until, --error, --error-class, or --all"
         )
-    _ = context.subject.needed
+    _ = context.needed_processor
     need_reason(options)
     dead = dead_letters.find_dead(connection, schema, wanted)
     stopped = _stopped(connection, schema, wanted)
@@ -170,14 +170,14 @@ def _work(
     drop: bool,
 ) -> int:
     """Go through them piece by piece, no faster than asked."""
-    options, schema = context.options, context.subject.schema
+    options, schema = context.options, context.schema
     piece = PIECE if options.rate is None else max(1, min(PIECE, int(options.rate)))
     done, began = 0, time.monotonic()
     told: dict[str, Any] = {"drop": drop, "reason": options.reason, "decided_by": whoami()}
     try:
         with context.console.progress("messages decided about", len(dead) + len(stopped)) as progress:
             for act, partition, numbers in _pieces(connection, schema, wanted, dead, stopped, piece):
-                key = ProcessorKey(schema, context.subject.needed, partition)
+                key = ProcessorKey(schema, context.needed_processor, partition)
                 done += _patiently(partial(act, connection, key, numbers, **told))
                 progress.reach(done)
                 if options.rate is not None:

@@ -22,7 +22,7 @@ from outbox_worker.postgres.remote_target import fetch_source
 
 if TYPE_CHECKING:
     from outbox_cli.console import Record
-    from outbox_cli.context import Context, Subject
+    from outbox_cli.context import Context
     from outbox_core.report import Lag
     from outbox_worker.postgres.admin.overview import ProcessorView
     from outbox_worker.postgres.connection import Connection
@@ -73,27 +73,28 @@ def format_lag(lag: Lag | None) -> str | None:
     return f"{lag.messages}{'+' if lag.at_least else ''} ({format_age(lag.seconds)})"
 
 
-def find_partitions(connection: Connection, subject: Subject, partition: int | None = None) -> list[ProcessorView]:
+def find_partitions(
+    connection: Connection, schema: str, processor_id: str | None, partition: int | None = None
+) -> list[ProcessorView]:
     """Read all processors, the one asked for, or one partition of that; refuse what the database does not know."""
-    views = list_processors(connection, subject.schema, subject.processor_id)
-    if not views and subject.processor_id is not None:
-        raise RefusedError(f"schema {subject.schema} knows no processor {subject.processor_id}")
+    views = list_processors(connection, schema, processor_id)
+    if not views and processor_id is not None:
+        raise RefusedError(f"schema {schema} knows no processor {processor_id}")
     if partition is None:
         return views
     if not (found := [view for view in views if view.partition == partition]):
-        raise RefusedError(f"processor {subject.processor_id} has no partition {partition}")
+        raise RefusedError(f"processor {processor_id} has no partition {partition}")
     return found
 
 
 @against_database
 def status(connection: Connection, context: Context) -> Exit:
     """Say who owns each processor, how far it is, and what waits for a person."""
-    subject = context.subject
-    views = find_partitions(connection, subject)
-    words = list_words(connection, subject.schema, subject.processor_id)
+    views = find_partitions(connection, context.schema, context.processor_id)
+    words = list_words(connection, context.schema, context.processor_id)
     records, notes = [], []
     with Sources(connection, context) as sources:
-        changes = look_at_changes(connection, subject, views, sources)
+        changes = look_at_changes(connection, context.schema, views, sources)
         for view in map(sources.with_consumers, views):
             word = choose_word(view, words)
             lag, unknown = _measure(sources, view)
@@ -103,7 +104,7 @@ def status(connection: Connection, context: Context) -> Exit:
             records.append(record if context.console.is_json else record | shown)
             if (note := describe_word(view, word)) is not None:
                 notes.append(note)
-    context.console.show(records, _STATUS, empty=f"no processor has ever worked on schema {subject.schema}")
+    context.console.show(records, _STATUS, empty=f"no processor has ever worked on schema {context.schema}")
     for note in notes:
         context.console.note(note)
     for processor_id, change in changes.items():
@@ -123,7 +124,7 @@ def _measure(sources: Sources, view: ProcessorView) -> tuple[Lag | None, str | N
 
 
 def look_at_changes(
-    connection: Connection, subject: Subject, views: list[ProcessorView], sources: Sources
+    connection: Connection, schema: str, views: list[ProcessorView], sources: Sources
 ) -> dict[str, Record]:
     """Say of each processor whose number of partitions is to change how far that is."""
     changing = {
@@ -132,7 +133,7 @@ def look_at_changes(
     found: dict[str, Record] = {}
     for processor_id, partitioning in changing.items():
         pairs = {view.partition: view.pair for view in views if view.processor_id == processor_id and view.pair}
-        key = ProcessorKey(subject.schema, processor_id)
+        key = ProcessorKey(schema, processor_id)
         found[processor_id] = look_at_change(
             connection, key, sources.source_of(processor_id), partitioning, pairs
         ).model_dump(by_alias=True)
@@ -142,20 +143,20 @@ def look_at_changes(
 @against_database
 def lag(connection: Connection, context: Context) -> Exit:
     """Count what waits behind each checkpoint; with limits, say by the exit status whether one is exceeded."""
-    subject, options = context.subject, context.options
+    options = context.options
     # A limit above the cap would never be seen to be exceeded.
     cap = max(options.cap or LAG_CAP, 0 if options.max_messages is None else options.max_messages + 1)
     limited = options.max_messages is not None or options.max_seconds is not None
     records: list[Record] = []
     exceeded = False
     with Sources(connection, context) as sources:
-        for view in find_partitions(connection, subject):
+        for view in find_partitions(connection, context.schema, context.processor_id):
             if view.pair is None:
                 if view.holder is not None or view.live or view.open_conflict is not None:
                     context.console.note(f"{name_of(view)} has no checkpoint: how much waits is not known")
                     exceeded |= limited
                 continue
-            reading = sources.need if subject.processor_id is not None else sources.find
+            reading = sources.need if context.processor_id is not None else sources.find
             source = reading(view.processor_id)
             if source is None:
                 context.console.note(f"{view.processor_id} reads another database: left out; name it to see it")
@@ -173,7 +174,7 @@ def lag(connection: Connection, context: Context) -> Exit:
                     "seconds": found.seconds,
                 }
             )
-    context.console.show(records, _LAG, empty=f"no processor has a checkpoint in schema {subject.schema}")
+    context.console.show(records, _LAG, empty=f"no processor has a checkpoint in schema {context.schema}")
     return Exit.FOUND if exceeded else Exit.DONE
 
 
@@ -209,12 +210,11 @@ def stall(connection: Connection, context: Context) -> Exit:
 
 def _has_waiting(connection: Connection, context: Context) -> bool:
     """Say whether a message waits in the manifest's table; without one, in ours or in any that is read here."""
-    subject = context.subject
-    if MessageReader(subject.source).has_waiting(connection):
+    if MessageReader(context.source).has_waiting(connection):
         return True
-    mapped = {} if context.manifest else list_mappings(connection, subject.schema)
+    mapped = {} if context.manifest else list_mappings(connection, context.schema)
     for processor_id, source in mapped.items():
-        if source.table is None or fetch_source(connection, ProcessorKey(subject.schema, processor_id)) is not None:
+        if source.table is None or fetch_source(connection, ProcessorKey(context.schema, processor_id)) is not None:
             continue  # our own, or in another database
         try:
             if MessageReader(source).has_waiting(connection):
@@ -232,11 +232,10 @@ def _writer(writer: Writer) -> Record:
 @against_database
 def audit(connection: Connection, context: Context) -> Exit:
     """List what people decided."""
-    subject = context.subject
     records = [
         record_of(act, but=("before", "after", "acted_at"))
         | {"time": act.acted_at, "from": act.before, "to": act.after}
-        for act in list_audit_log(connection, subject.schema, subject.processor_id, context.options.limit)
+        for act in list_audit_log(connection, context.schema, context.processor_id, context.options.limit)
     ]
     context.console.show(records, _AUDIT, empty="the audit log is empty")
     return Exit.DONE

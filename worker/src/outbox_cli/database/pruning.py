@@ -80,7 +80,7 @@ class _Job:
         self.name = f"{self._table.schema}.{self._table.name}"
         self._identity = remote_target.identify(connection, self._source).identity if remote else ""
         self._schemas = pruning.list_schemas(connection)
-        named = context.subject.schema
+        named = context.schema
         self._logs = [(connection, each) for each in sorted(self._schemas, key=lambda each: each != named)]
         if context.options.older_than is not None and self._table.columns.scheduled is None:
             raise RefusedError(
@@ -195,7 +195,7 @@ def _find_source(connection: Connection, context: Context) -> Source:
     """Return table and columns: the manifest's, those that processors wrote down for --source, or our own."""
     options = context.options
     if options.source is None:
-        return context.subject.source
+        return context.source
     if options.file:
         raise UsageError("--source and -f both name a table: which of the two?")
     schema, dot, name = options.source.rpartition(".")
@@ -219,16 +219,12 @@ def _find_source(connection: Connection, context: Context) -> Source:
 
 def _check_partitioning(readers: Sequence[Reader]) -> None:
     """Refuse a partitioned processor of which a partition is missing."""
-    there: dict[tuple[str, str], set[int]] = {}
+    there = {(reader.schema, reader.view.processor_id, reader.view.partition) for reader in readers}
     for reader in readers:
-        there.setdefault((reader.schema, reader.view.processor_id), set()).add(reader.view.partition)
-    for reader in readers:
-        partitioning = reader.view.partitioning
-        if partitioning is None:
-            continue
-        missing = set(range(partitioning.count)) - there[reader.schema, reader.view.processor_id]
-        if missing:
-            raise RefusedError(
-                f"{reader.view.processor_id} has no checkpoint of partition {min(missing)} yet, so every message may "
-                "be needed: let it begin, or wait"
-            )
+        name, partitioning = reader.view.processor_id, reader.view.partitioning
+        for partition in range(partitioning.count) if partitioning is not None else ():
+            if (reader.schema, name, partition) not in there:
+                raise RefusedError(
+                    f"{name} has no checkpoint of partition {partition} yet, so every message may be needed: let it "
+                    "begin, or wait"
+                )

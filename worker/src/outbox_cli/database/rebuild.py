@@ -33,13 +33,12 @@ _STATUS: Final = {
 @against_database
 def status(connection: Connection, context: Context) -> Exit:
     """List rebuilds: begun, and swapped."""
-    subject = context.subject
     with Sources(connection, context) as sources:
         records = [
-            _record(row, _behind(sources, connection, subject.schema, row))
-            for row in list_rebuilds(connection, subject.schema, subject.processor_id)
+            _record(row, _behind(sources, connection, context.schema, row))
+            for row in list_rebuilds(connection, context.schema, context.processor_id)
         ]
-    context.console.show(records, _STATUS, empty=f"no processor of schema {subject.schema} replaces another one")
+    context.console.show(records, _STATUS, empty=f"no processor of schema {context.schema} replaces another one")
     return Exit.DONE
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from outbox_cli.console import Console, Record
-    from outbox_cli.context import Context, Subject
+    from outbox_cli.context import Context
     from outbox_worker.postgres.admin.repair import Moved, Plan, Repair, Rows
     from outbox_worker.postgres.connection import Connection
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 @against_database
 def repair(connection: Connection, context: Context) -> Exit:
     """Rebase what a restore brought along, or go on with a repair that was begun."""
-    options, console, subject = context.options, context.console, context.subject
-    repairer = Repairer(connection, subject.schema, _tables(connection, subject, options.table or []))
+    options, console = context.options, context.console
+    repairer = Repairer(connection, context.schema, _tables(connection, context))
     begun = repairer.find_open()
     if begun is not None:
         return _go_on(context, repairer, begun)
@@ -32,7 +32,7 @@ def repair(connection: Connection, context: Context) -> Exit:
     if not plan.needed:
         return console.tell(
             {"needed": False, "done": False},
-            f"no id that is stored in schema {subject.schema} is ahead of this server: nothing to repair",
+            f"no id that is stored in schema {context.schema} is ahead of this server: nothing to repair",
         )
     live = repairer.live_owners()
     if options.dry_run:
@@ -81,12 +81,12 @@ def _carry_out(context: Context, repairer: Repairer, begun: Repair) -> Exit:
     )
 
 
-def _tables(connection: Connection, subject: Subject, named: list[str]) -> list[Outbox]:
+def _tables(connection: Connection, context: Context) -> list[Outbox]:
     """The schema's own outboxes, the one that the manifest maps, and those that are named."""
-    mapped = OutboxTable.of(subject.source)
-    found = [*find_outboxes(connection, subject.schema)]
+    mapped = OutboxTable.of(context.source)
+    found = [*find_outboxes(connection, context.schema)]
     found.append(Outbox(mapped.schema, mapped.name, mapped.columns.transaction_id))
-    for text in named:
+    for text in context.options.table:
         schema, dot, name = text.partition(".")
         if not dot:
             raise UsageError(f"--table {text}: name it as schema.table, or schema.table.column")

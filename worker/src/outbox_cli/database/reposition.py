@@ -46,10 +46,10 @@ def skip_to(connection: Connection, context: Context) -> Exit:
 
 
 def _move(connection: Connection, context: Context, direction: Direction) -> Exit:
-    options, console, subject = context.options, context.console, context.subject
+    options, console = context.options, context.console
     need_reason(options)
-    processor_id = subject.needed
-    views = find_partitions(connection, subject, options.partition)
+    processor_id = context.needed_processor
+    views = find_partitions(connection, context.schema, processor_id, options.partition)
     with Sources(connection, context) as sources:
         _refuse_consumers(sources, processor_id, direction)
         moves = _plan(connection, context, sources, views, direction)
@@ -101,15 +101,15 @@ def _plan(
     direction: Direction,
 ) -> list[Move]:
     """Decide which checkpoints move where, and refuse what must not; one kind of cursor holds for all partitions."""
-    source_connection = sources.need(context.subject.needed)
-    known = {view.partition: _last_known(connection, context.subject.schema, view) for view in views}
+    source_connection = sources.need(context.needed_processor)
+    known = {view.partition: _last_known(connection, context.schema, view) for view in views}
     if any(_is_window(view, known[view.partition]) for view in views):
         for view in views:
             _let_move(context, view, alone=len(views) == 1)
         moves = [plan_move(sources, context, view, known[view.partition], direction) for view in views]
         # Of several windows only those move for which there is something to do.
         return moves if len(moves) == 1 else [move for move in moves if move.count.total] or moves
-    after = _wanted(source_connection, context, sources.source_of(context.subject.needed))
+    after = _wanted(source_connection, context, sources.source_of(context.needed_processor))
     chosen = _choose(views, after, direction)
     for view in chosen:
         _check(source_connection, view, after, direction)
@@ -204,7 +204,7 @@ def _heed_conflict(context: Context, view: ProcessorView, *, alone: bool) -> Non
 
 def _carry_out(connection: Connection, context: Context, move: Move) -> None:
     """Move, and compare what was moved with what was shown."""
-    view, reason, schema = move.view, context.options.reason, context.subject.schema
+    view, reason, schema = move.view, context.options.reason, context.schema
     if view.open_conflict is not None:
         decision = Resolution(
             conflict_id=view.open_conflict,
@@ -237,9 +237,9 @@ def _to_pair(move: Move) -> str:
 @against_database
 def forget_source(connection: Connection, context: Context) -> Exit:
     """Let the next claim write down which database it reads."""
-    options, console, subject = context.options, context.console, context.subject
+    options, console = context.options, context.console
     need_reason(options)
-    key = ProcessorKey(subject.schema, subject.needed)
+    key = ProcessorKey(context.schema, context.needed_processor)
     written = remote_target.fetch_source(connection, key)
     if written is None:
         raise RefusedError(f"processor {key.processor_id} reads the database that holds its checkpoint")

@@ -45,11 +45,11 @@ class Sources(ExitStack):
     @cached_property
     def queues(self) -> Mapping[str, str | None]:
         """The queue of each processor in mode Competing; None: the outbox."""
-        return competing.list_competing(self._target, self._context.subject.schema)
+        return competing.list_competing(self._target, self._context.schema)
 
     def source_of(self, processor_id: str) -> Source:
         """Table and filters of a processor: the manifest's, else what its owner wrote down, else our own table's."""
-        source = self._context.subject.source
+        source = self._context.source
         return source if self._context.manifest else self._mappings.get(processor_id, source)
 
     def find(self, processor_id: str) -> Connection | None:
@@ -104,15 +104,15 @@ class Sources(ExitStack):
         """In mode Competing no process holds a lease: every live consumer works."""
         if view.processor_id not in self.queues:
             return view
-        return competing.with_consumers(self._target, self._context.subject.schema, view)
+        return competing.with_consumers(self._target, self._context.schema, view)
 
     @cached_property
     def _mappings(self) -> Mapping[str, Source]:
-        return list_mappings(self._target, self._context.subject.schema)
+        return list_mappings(self._target, self._context.schema)
 
     @cached_property
     def _source_connection(self) -> Connection:
         return self.enter_context(self._context.connect_source())
 
     def _key(self, processor_id: str) -> ProcessorKey:
-        return ProcessorKey(self._context.subject.schema, processor_id)
+        return ProcessorKey(self._context.schema, processor_id)

@@ -22,20 +22,6 @@ if TYPE_CHECKING:
     from outbox_cli.try_out.place import Place
 
 
-def become_child(place: Place, guard: Guard, log: Path, ending: signal.Signals = signal.SIGKILL) -> None:
-    """Part a process that was forked this moment from the run's own; its output goes to a log."""
-    os.setsid()  # the terminal's Ctrl-C is for the run's own process only
-    guard.add(os.getpid(), ending)
-    guard.leave()
-    place.release()
-    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for descriptor in (1, 2):
-        os.dup2(out, descriptor)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
-
-
 class Children:
     """Makes them."""
 
@@ -45,13 +31,13 @@ class Children:
         self._guard = guard
         self._watched, self._held = os.pipe()
 
-    def start(self, name: str, work: Callable[[], int]) -> int:
+    def start(self, name: str, work: Callable[[], int], ending: signal.Signals = signal.SIGKILL) -> int:
         """Run a function in a process of its own, whose output goes to a log of that name; return the process id."""
         sys.stdout.flush()
         pid = os.fork()
         if pid == 0:
-            self._become(name, work)
-        self._guard.add(pid)
+            self._become(name, work, ending)
+        self._guard.add(pid, ending)
         return pid
 
     def log(self, name: str) -> Path:
@@ -65,10 +51,19 @@ class Children:
             return next((line.strip() for line in reversed(lines) if line.strip()), "")
         return ""
 
-    def _become(self, name: str, work: Callable[[], int]) -> None:
+    def _become(self, name: str, work: Callable[[], int], ending: signal.Signals) -> None:
         code = 1
         try:
-            become_child(self._place, self._guard, self.log(name))
+            os.setsid()  # the terminal's Ctrl-C is for the run's own process only
+            self._guard.add(os.getpid(), ending)
+            self._guard.leave()
+            os.close(self._place.lock)
+            out = os.open(self.log(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            for descriptor in (1, 2):
+                os.dup2(out, descriptor)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
             os.close(self._held)
             threading.Thread(target=self._end_with_the_run, daemon=True).start()
             code = work()

@@ -65,16 +65,11 @@ class Guard:
         """Start the guard of a folder. Signals must be blocked: the folder must not stay without its guard."""
         self._belongings = Belongings([folder])
         reading, self._writing = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
+        self.pid = os.fork()
+        if self.pid == 0:
             os.close(self._writing)
             _watch(reading, self._belongings)
         os.close(reading)
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._pid
 
     def add(self, pid: int, ending: signal.Signals = signal.SIGKILL) -> None:
         """Name a process that is to end with the run, and how. The process says it too, as the first thing it does."""
@@ -101,8 +96,8 @@ class Guard:
         os.close(self._writing)
         with contextlib.suppress(ChildProcessError):
             # Every child is waited for: the guard sees that a process is gone only then.
-            while os.waitpid(-1, 0)[0] != self._pid:
-                if not lives(self._pid):
+            while os.waitpid(-1, 0)[0] != self.pid:
+                if not lives(self.pid):
                     break
         self._belongings.end()  # nothing is left to do, unless the guard was killed
 
@@ -112,22 +107,12 @@ class Guard:
             os.write(self._writing, f"{line}\n".encode())
 
 
-def block_signals() -> None:
-    """Keep the signals that end a run waiting."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-
-
-def unblock_signals() -> None:
-    """Let them come."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-
 def _watch(reading: int, belongings: Belongings) -> NoReturn:
     try:
         os.setsid()  # neither the terminal's Ctrl-C nor its end is for the guard
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        unblock_signals()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         with os.fdopen(reading, encoding="utf-8") as lines:
             for line in lines:
                 belongings.take(line.rstrip("\n"))

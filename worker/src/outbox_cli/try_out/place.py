@@ -82,19 +82,10 @@ class Place:
         """Say whether it was marked so."""
         return (self.folder / _KEPT).exists()
 
-    def release(self) -> None:
-        """Close the lock in a forked process."""
-        os.close(self.lock)
-
-
-def default_folder() -> Path:
-    """The folder of this user on this machine."""
-    return Path(tempfile.gettempdir()) / f"outbox-try-{os.getuid()}"
-
 
 def take_place(named: Path | None) -> tuple[Place, bool]:
     """Make or take over the folder, and lock it; say whether a former run had left something in it."""
-    folder = (named or default_folder()).absolute()
+    folder = (named or Path(tempfile.gettempdir()) / f"outbox-try-{os.getuid()}").absolute()
     if len(os.fsencode(folder / "socket" / ".s.PGSQL.5432")) > _LONGEST_SOCKET:
         raise TryError(f"the path {folder} is too long for a Unix socket: name a shorter one with --folder DIR")
     try:

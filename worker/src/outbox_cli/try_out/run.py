@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_cli.try_out.children import Children
 from outbox_cli.try_out.errors import EndedError, TryError
-from outbox_cli.try_out.guard import SIGNALS, Guard, block_signals, unblock_signals
+from outbox_cli.try_out.guard import SIGNALS, Guard
 from outbox_cli.try_out.ledger import Account, format_accounts
 from outbox_cli.try_out.place import take_place
 from outbox_cli.try_out.screen import Rates, Screen, build_notes, build_row, build_table
@@ -94,8 +94,8 @@ class Run:
         server_user()
         programs = find_programs(self.place)
         template = Template(programs)
-        self.server = Server(self.place, self.guard, programs)
         self.children = Children(self.place, self.guard)
+        self.server = Server(self.place, self.guard, self.children, programs)
         if template.is_there():
             self.server.start(lambda: template.copy_to(self.place.data))
         else:
@@ -273,12 +273,12 @@ def _run(options: argparse.Namespace) -> int:
         del os.environ[name]  # libpq's, of another database: the run's own is named in full
     began = float(os.environ.get(BEGAN) or time.time())
     screen = Screen()
-    block_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the folder must not stay without its guard
     signals = Signals()
     place, swept = take_place(options.folder)
     guard = Guard(place.folder)
     try:
-        unblock_signals()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         if swept:
             screen.say(f"a former run was killed and left {place.folder}: it is emptied and used again")
         if options.keep:

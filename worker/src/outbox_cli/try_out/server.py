@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from outbox_cli.try_out.cache import cache_folder, sweep
-from outbox_cli.try_out.children import become_child
 from outbox_cli.try_out.errors import TryError
 from outbox_cli.try_out.place import find_closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from outbox_cli.try_out.children import Children
     from outbox_cli.try_out.guard import Guard
     from outbox_cli.try_out.place import Place
     from outbox_worker.postgres.connection import Connection
@@ -65,15 +65,13 @@ class Server:
 
     place: Place
     guard: Guard
+    children: Children
     programs: Path
     pid: int = 0
 
     def start(self, prepare: Callable[[], None]) -> None:
         """Start it in a process of its own, which first prepares the data; `wait` says when it answers."""
-        self.pid = os.fork()
-        if self.pid == 0:
-            self._become_server(prepare)
-        self.guard.add(self.pid, signal.SIGQUIT)
+        self.pid = self.children.start("postgres", lambda: self._serve(prepare), signal.SIGQUIT)
 
     def wait(self) -> None:
         """Return when it takes connections; raise when it ended, or takes too long."""
@@ -98,20 +96,14 @@ class Server:
         """How libpq reaches it."""
         return f"postgresql://{ROLE}@/{DATABASE}?host={self.place.socket}"
 
-    def _become_server(self, prepare: Callable[[], None]) -> NoReturn:
-        try:
-            become_child(self.place, self.guard, self.place.logs / "postgres.log", signal.SIGQUIT)
-            prepare()
-            program = self.programs / "bin" / "postgres"
-            if (user := give_to_server(self.place)) is not None:
-                os.setgroups([])
-                os.setgid(user[1])
-                os.setuid(user[0])
-            os.execv(program, [str(program), "-D", str(self.place.data), "-k", str(self.place.socket)])  # noqa: S606
-        except OSError as err:
-            os.write(2, f"FATAL: {err}\n".encode())
-        finally:
-            os._exit(1)
+    def _serve(self, prepare: Callable[[], None]) -> NoReturn:
+        prepare()
+        if (user := give_to_server(self.place)) is not None:
+            os.setgroups([])
+            os.setgid(user[1])
+            os.setuid(user[0])
+        program = self.programs / "bin" / "postgres"
+        os.execv(program, [str(program), "-D", str(self.place.data), "-k", str(self.place.socket)])  # noqa: S606
 
     def _is_ready(self) -> bool:
         with contextlib.suppress(FileNotFoundError):
@@ -131,7 +123,7 @@ class Server:
     def last_words(self) -> str:
         """Return what its log says at the end."""
         with contextlib.suppress(OSError):
-            lines = (self.place.logs / "postgres.log").read_text(errors="replace").splitlines()
+            lines = self.children.log("postgres").read_text(errors="replace").splitlines()
             faults = [line for line in lines if "FATAL" in line or "PANIC" in line or "rror" in line] or lines
             return " / ".join(faults[-3:])
         return "it said nothing"
