@@ -45,14 +45,14 @@ def release(connection: Connection, context: Context) -> Exit:
     if holder is None:
         raise RefusedError(f"no resource holds the claim on {key.processor_id}")
     console.note(f"{key.processor_id} is claimed by {holder} since {views[0].claimed_at}")
-    live = sorted({view.pod for view in views if view.live and view.pod})
-    if live:
+    record = _record(views)
+    if record["pods"]:
         console.note(
-            f"it is alive ({', '.join(live)}): a batch that it holds is rolled back, and at its next heartbeat it "
-            "claims it again, unless another resource has claimed it"
+            f"it is alive ({', '.join(record['pods'])}): a batch that it holds is rolled back, and at its next "
+            "heartbeat it claims it again, unless another resource has claimed it"
         )
     if options.dry_run:
-        return console.tell(_record(views) | {"done": False}, f"would release the claim of {holder}")
+        return console.tell(record | {"done": False}, f"would release the claim of {holder}")
     if not options.force:
         raise RefusedError("a claim belongs to its resource: delete that, or say --force")
     console.confirm(f"Release the claim of {holder}?")
@@ -67,7 +67,7 @@ def release(connection: Connection, context: Context) -> Exit:
             reason=f"claim of {holder} released by force: {options.reason}",
             decided_by=whoami(),
         )
-    return console.tell(_record(views) | {"done": True}, f"released; recorded as an act of {whoami()}")
+    return console.tell(record | {"done": True}, f"released; recorded as an act of {whoami()}")
 
 
 def _record(views: list[ProcessorView]) -> Record:

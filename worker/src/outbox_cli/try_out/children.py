@@ -31,7 +31,7 @@ class Children:
         self._guard = guard
         self._watched, self._held = os.pipe()
 
-    def start(self, name: str, work: Callable[[], int], ending: signal.Signals = signal.SIGKILL) -> int:
+    def start(self, name: str, work: Callable[[], int | None], ending: signal.Signals = signal.SIGKILL) -> int:
         """Run a function in a process of its own, whose output goes to a log of that name; return the process id."""
         sys.stdout.flush()
         pid = os.fork()
@@ -39,6 +39,12 @@ class Children:
             self._become(name, work, ending)
         self._guard.add(pid, ending)
         return pid
+
+    def wait(self, pid: int) -> int:
+        """Wait for a process to end; return its exit status."""
+        status = os.waitpid(pid, 0)[1]
+        self._guard.gone(pid)
+        return os.waitstatus_to_exitcode(status)
 
     def log(self, name: str) -> Path:
         """Where a process writes."""
@@ -51,7 +57,7 @@ class Children:
             return next((line.strip() for line in reversed(lines) if line.strip()), "")
         return ""
 
-    def _become(self, name: str, work: Callable[[], int], ending: signal.Signals) -> None:
+    def _become(self, name: str, work: Callable[[], int | None], ending: signal.Signals) -> None:
         code = 1
         try:
             os.setsid()  # the terminal's Ctrl-C is for the run's own process only
@@ -66,7 +72,7 @@ class Children:
                 signal.signal(number, signal.SIG_DFL)
             os.close(self._held)
             threading.Thread(target=self._end_with_the_run, daemon=True).start()
-            code = work()
+            code = work() or 0
         except BaseException:  # noqa: BLE001  # the process ends here: what it says is all that is left
             import traceback
 

@@ -22,6 +22,7 @@ _LOCK: Final = ".outbox-try"
 """The file that is locked; what it says tells a run's folder from every other one."""
 _SAYS: Final = "the folder of an `outbox try`, pid"
 _KEPT: Final = "kept"
+_ANOTHER: Final = "name another folder with --folder DIR"
 _NEEDED_MEGABYTES: Final = 150
 _LONGEST_SOCKET: Final = 100
 """Bytes of a Unix socket's path that every system takes (Linux 107, macOS 103)."""
@@ -98,17 +99,13 @@ def take_place(named: Path | None) -> tuple[Place, bool]:
                     break
             os.close(place.lock)
         if place.is_kept:
-            raise TryError(
-                f"{folder} has the data that a former run kept (--keep): remove it (rm -r {folder}), or name another "
-                "folder with --folder DIR"
-            )
+            kept = f"{folder} has the data that a former run kept (--keep)"
+            raise TryError(f"{kept}: remove it (rm -r {folder}), or {_ANOTHER}")
         found = _sweep(folder)
     except PermissionError as err:
-        raise TryError(
-            f"{err.filename or folder} may not be written by this user: name another folder with --folder DIR"
-        ) from err
+        raise TryError(f"{err.filename or folder} may not be written by this user: {_ANOTHER}") from err
     except OSError as err:
-        raise TryError(f"{folder} cannot be made ({err.strerror}): name another folder with --folder DIR") from err
+        raise TryError(f"{folder} cannot be made ({err.strerror}): {_ANOTHER}") from err
     try:
         _check_room(folder)
     except TryError:
@@ -122,10 +119,7 @@ def _check(folder: Path) -> None:
     # As root the server is another user, who must reach its data below.
     mode = 0o711 if os.getuid() == 0 else 0o700
     if not folder.parent.is_dir():
-        raise TryError(
-            f"{folder.parent} is not there: make it (mkdir -p {folder.parent}), or name another folder with --folder "
-            "DIR"
-        )
+        raise TryError(f"{folder.parent} is not there: make it (mkdir -p {folder.parent}), or {_ANOTHER}")
     closed = find_closed(folder.parent) if os.getuid() == 0 else None
     if closed is not None:
         raise TryError(
@@ -137,13 +131,9 @@ def _check(folder: Path) -> None:
     except FileExistsError:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise TryError(
-                f"{folder} is no folder of this user: remove it, or name another one with --folder DIR"
-            ) from None
+            raise TryError(f"{folder} is no folder of this user: remove it, or {_ANOTHER}") from None
         if not _is_of_a_run(folder):
-            raise TryError(
-                f"{folder} has files that are not of `outbox try`: name another folder with --folder DIR"
-            ) from None
+            raise TryError(f"{folder} has files that are not of `outbox try`: {_ANOTHER}") from None
     folder.chmod(mode)
 
 
@@ -173,7 +163,7 @@ def _lock(folder: Path) -> int:
                 os.close(descriptor)
                 raise TryError(
                     f"another `outbox try` runs in {folder} (pid {pid or 'unknown'}): end it (kill {pid or 'PID'}), or "
-                    "name another folder with --folder DIR"
+                    + _ANOTHER
                 ) from err
             time.sleep(0.05)
         else:

@@ -104,7 +104,7 @@ class Run:
             self.server.wait()
             make_outbox(self.connect)
             self.server.stop()
-            template.save(self.place.data, self.guard)
+            template.save(self.place.data, self.children, self.guard)
             self.server.start(lambda: None)
         self._start_shop()
 

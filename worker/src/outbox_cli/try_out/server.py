@@ -88,8 +88,7 @@ class Server:
     def stop(self) -> None:
         """End it, with all data written."""
         os.kill(self.pid, signal.SIGINT)
-        os.waitpid(self.pid, 0)
-        self.guard.gone(self.pid)
+        self.children.wait(self.pid)
 
     @property
     def uri(self) -> str:
@@ -219,15 +218,15 @@ class Template:
         if subprocess.run(command, check=False, user=user, group=group, extra_groups=groups).returncode:  # noqa: S603
             os._exit(1)
 
-    def save(self, data: Path, guard: Guard) -> None:
+    def save(self, data: Path, children: Children, guard: Guard) -> None:
         """Keep a copy of the data of a server that has ended. Where the cache cannot be written there will be none."""
         made = self.path.with_name(f".tmp-{os.getpid()}")
-        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        guard.remove(made)
+        with contextlib.suppress(OSError):
             made.parent.mkdir(parents=True, exist_ok=True)
-            guard.remove(made)
             sweep(made.parent, ".tmp-")
-            _copy(data, made, guard)
-            made.rename(self.path)
+            if children.wait(children.start("copy", lambda: _copy(data, made))) == 0:
+                made.rename(self.path)
             for old in sorted(made.parent.glob("data-*"), key=lambda path: path.stat().st_mtime)[:-2]:
                 shutil.rmtree(old, ignore_errors=True)
 
@@ -248,25 +247,13 @@ def _texts() -> Iterator[bytes]:
     yield resources.files("outbox_cli.try_out").joinpath("shop.sql").read_bytes()
 
 
-def _copy(source: Path, target: Path, guard: Guard | None = None) -> None:
-    """Copy a folder's contents. `cp` does it in half the time of shutil.
-
-    In the run's own process the guard must know of the copy. In the server's process it ends with the process group.
-    """
+def _copy(source: Path, target: Path) -> None:
+    """Copy a folder's contents. `cp` does it in half the time of shutil."""
     target.mkdir(parents=True, exist_ok=True)
     command = ["cp", "-R", f"{source}/.", str(target)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=guard is not None) as copying:  # noqa: S603
-        if guard is not None:
-            guard.add(copying.pid)
-        try:
-            _, said = copying.communicate()
-        except BaseException:
-            copying.kill()
-            raise
-        if guard is not None:
-            guard.gone(copying.pid)
-    if copying.returncode:
-        raise OSError(said.strip().splitlines()[-1] if said else "cp failed")
+    copied = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
+    if copied.returncode:
+        raise OSError(copied.stderr.strip().splitlines()[-1] if copied.stderr else "cp failed")
     target.chmod(0o700)
 
 
