@@ -58,13 +58,13 @@ class Console:
         """Tell a person something beside the result."""
         print(printable(line), file=sys.stderr, flush=True)  # noqa: T201
 
-    def show(self, records: Sequence[Record], columns: Mapping[str, str], *, empty: str) -> None:
+    def show(self, records: Sequence[Record], columns: Mapping[str, str], *, empty: str) -> Exit:
         """Write a list, to people as a table: `columns` names each title's field. An empty one says so to them."""
-        if records or self.is_json:
-            rows = [[format_cell(record.get(name)) for name in columns.values()] for record in records]
-            self.tell(list(records), *format_rows([list(columns), *rows]))
-        else:
+        if not records and not self.is_json:
             self.note(empty)
+            return Exit.DONE
+        rows = [[format_cell(record.get(name)) for name in columns.values()] for record in records]
+        return self.tell(list(records), *format_rows([list(columns), *rows]))
 
     def tell(self, document: object, *lines: str) -> Exit:
         """Write a result: to a program the document, to a person the lines."""

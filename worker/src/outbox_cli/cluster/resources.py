@@ -83,8 +83,7 @@ def status(context: Context) -> Exit:
     if options.processor is None:
         records = _told_of_service(cluster, console, cluster.list(everywhere=options.all_namespaces))
         shown = records if console.is_json else [_short(record) for record in records]
-        console.show(shown, _COLUMNS, empty="there is no OutboxProcessor")
-        return Exit.DONE
+        return console.show(shown, _COLUMNS, empty="there is no OutboxProcessor")
     (record,) = _told_of_service(cluster, console, [cluster.get(options.processor)])
     fields = {name: value for name, value in _short(record).items() if name not in ("conditions", "message")}
     conditions = (

@@ -30,8 +30,7 @@ def show(connection: Connection, context: Context) -> Exit:
     for view in find_partitions(connection, context.schema, context.processor_id):
         by_id.setdefault(view.processor_id, []).append(view)
     records = [_record(views) for views in by_id.values() if views[0].holder is not None]
-    context.console.show(records, _COLUMNS, empty="no processor is claimed")
-    return Exit.DONE
+    return context.console.show(records, _COLUMNS, empty="no processor is claimed")
 
 
 @against_database

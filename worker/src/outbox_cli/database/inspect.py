@@ -237,5 +237,4 @@ def audit(connection: Connection, context: Context) -> Exit:
         | {"time": act.acted_at, "from": act.before, "to": act.after}
         for act in list_audit_log(connection, context.schema, context.processor_id, context.options.limit)
     ]
-    context.console.show(records, _AUDIT, empty="the audit log is empty")
-    return Exit.DONE
+    return context.console.show(records, _AUDIT, empty="the audit log is empty")

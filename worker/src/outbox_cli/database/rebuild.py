@@ -38,8 +38,7 @@ def status(connection: Connection, context: Context) -> Exit:
             _record(row, _behind(sources, connection, context.schema, row))
             for row in list_rebuilds(connection, context.schema, context.processor_id)
         ]
-    context.console.show(records, _STATUS, empty=f"no processor of schema {context.schema} replaces another one")
-    return Exit.DONE
+    return context.console.show(records, _STATUS, empty=f"no processor of schema {context.schema} replaces another one")
 
 
 def _behind(sources: Sources, connection: Connection, schema: str, row: RebuildRow) -> str | int | None:
