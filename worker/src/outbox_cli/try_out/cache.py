@@ -16,7 +16,8 @@ def cache_folder() -> Path:
 def sweep(cache: Path, prefix: str) -> None:
     """Remove what runs left that were killed while they made it; `prefix` stands before the process id of each."""
     for left in cache.glob(f"{prefix}*"):
-        if not lives(int(left.name.removeprefix(prefix))):
+        pid = left.name.removeprefix(prefix)
+        if not (pid.isdecimal() and lives(int(pid))):
             shutil.rmtree(left, ignore_errors=True)
 
 
