@@ -18,11 +18,10 @@ from outbox_operator.cluster.key_secrets import obtain_keys
 from outbox_operator.cluster.kube import Kube
 from outbox_operator.handlers import build_registry, build_settings
 from outbox_operator.reconcile.controller import Controller
-from outbox_operator.settings import read_settings
+from outbox_operator.settings import Settings, read_settings
 
 if TYPE_CHECKING:
     from outbox_operator.cluster.leader import Leader
-    from outbox_operator.settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from outbox_operator.api.resources import KIND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from prometheus_client.core import Metric
 
     from outbox_operator.watch.store import Body, Store
 

@@ -6,12 +6,11 @@ import hashlib
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.spec import Engine
-from outbox_operator.api.resources import API_VERSION, GROUP, KIND
+from outbox_operator.api.resources import API_VERSION, GROUP, KIND, Processor
 
 if TYPE_CHECKING:
     from outbox_core.config import Resolution
     from outbox_operator.api.observed import Role
-    from outbox_operator.api.resources import Processor
 
 PROCESSOR_LABEL: Final = f"{GROUP}/processor"
 ROLE_LABEL: Final = f"{GROUP}/role"

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from outbox_core.report import WorkerState
+from outbox_core.report import Report, WorkerState
 from outbox_operator.api.status import ProcessorStatus
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from outbox_core.report import Report
     from outbox_operator.api.resources import Processor
 
 

@@ -8,12 +8,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_operator.api.naming import MANAGED_BY
-from outbox_operator.api.resources import API_VERSION, KIND
-from outbox_operator.cluster.kube import KubeError, Where
+from outbox_operator.api.resources import API_VERSION, KIND, Processor
+from outbox_operator.cluster.kube import Kube, KubeError, Where
 
 if TYPE_CHECKING:
-    from outbox_operator.api.resources import Processor
-    from outbox_operator.cluster.kube import Kube
     from outbox_operator.decision.events import Event
 
 MEMORY_SECONDS: Final = 600.0

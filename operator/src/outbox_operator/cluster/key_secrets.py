@@ -11,10 +11,9 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 from outbox_operator.api.keys import Keys
-from outbox_operator.cluster.kube import KubeError, Where
+from outbox_operator.cluster.kube import Kube, KubeError, Where
 
 if TYPE_CHECKING:
-    from outbox_operator.cluster.kube import Kube
     from outbox_operator.settings import Settings
 
 KEY_FIELD: Final = "key"

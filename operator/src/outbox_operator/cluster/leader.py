@@ -13,12 +13,9 @@ import logging
 import math
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from outbox_operator.cluster.kube import KubeError, Where
-
-if TYPE_CHECKING:
-    from outbox_operator.cluster.kube import Kube
+from outbox_operator.cluster.kube import Kube, KubeError, Where
 
 LEASE_SECONDS: Final = 10
 RENEW_DEADLINE: Final = 7.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.report import Reason as WorkerReason
-from outbox_core.report import RebuildState, WorkerState
+from outbox_core.report import RebuildState, RebuildView, WorkerState
 from outbox_operator.api.observed import Problem
 from outbox_operator.api.reasons import IN_FLIGHT, ConditionType, Reason
 from outbox_operator.api.status import MAX_MESSAGE, Condition, Phase
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
-    from outbox_core.report import RebuildView
     from outbox_operator.decision.facts import Facts, PolicyResult
 
 

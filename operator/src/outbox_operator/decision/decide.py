@@ -11,7 +11,7 @@ Unknown is never zero: a pod that does not answer scales nothing down.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.spec import Engine
@@ -28,8 +28,6 @@ from outbox_operator.decision.policies import evaluate_policies, wanted_replicas
 from outbox_operator.decision.rollout import Rollout, as_in_force, decide_rollout, settle
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from outbox_core.config import Resolution
     from outbox_operator.api.resources import Processor
     from outbox_operator.decision.facts import Facts, PolicyResult

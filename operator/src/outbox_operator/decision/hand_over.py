@@ -11,13 +11,12 @@ import hashlib
 from typing import TYPE_CHECKING, Final
 
 from outbox_operator.api.naming import child_name
-from outbox_operator.api.observed import Role
+from outbox_operator.api.observed import Observed, Role
 from outbox_operator.api.status import HandOverStatus
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from outbox_operator.api.observed import Observed
     from outbox_operator.api.resources import Processor
 
 

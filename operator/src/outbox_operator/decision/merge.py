@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.plain import plain_checkpoints
 from outbox_core.progress.checkpoint import parse_checkpoint
-from outbox_core.report import RebuildState, ResourceRef, WorkerState
+from outbox_core.report import (
+    Conflict,
+    ConflictSummary,
+    FailureSummary,
+    Lag,
+    RebuildState,
+    RebuildView,
+    Report,
+    ResourceRef,
+    WorkerState,
+)
 from outbox_operator.api.naming import label_decision
-from outbox_operator.api.observed import UNINFORMED_STATES
-from outbox_operator.api.resolution import read_resolution
+from outbox_operator.api.observed import UNINFORMED_STATES, Observed
+from outbox_operator.api.resolution import Decided, read_resolution
 from outbox_operator.api.status import FailuresStatus, OwnershipStatus, OwnerStatus, PartitionStatus
 from outbox_operator.decision.facts import Facts
 from outbox_operator.decision.hand_over import HandOverStep, build_hand_over
@@ -23,9 +33,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from outbox_core.config import Resolution
-    from outbox_core.report import Conflict, ConflictSummary, FailureSummary, Lag, RebuildView, Report
-    from outbox_operator.api.observed import Observed
-    from outbox_operator.api.resolution import Decided
 
 
 def merge_reports(observed: Observed, now: datetime) -> Facts:

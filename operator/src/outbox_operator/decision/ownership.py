@@ -5,19 +5,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from datetime import datetime, timedelta
+from typing import Final
 
-from outbox_core.report import ExitCode, WorkerState
+from outbox_core.report import ExitCode, Report, ResourceRef, WorkerState
 from outbox_operator.api.naming import child_name
-from outbox_operator.api.observed import OWNING_STATES, Role
+from outbox_operator.api.observed import OWNING_STATES, JobView, Observed, PodView, Role
 from outbox_operator.api.status import OwnershipStatus
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from outbox_core.report import Report, ResourceRef
-    from outbox_operator.api.observed import JobView, Observed, PodView
 
 FIRST_TRY: Final = timedelta(seconds=10)
 LONGEST_TRY: Final = timedelta(minutes=5)

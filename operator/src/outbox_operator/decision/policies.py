@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from outbox_core.report import Conflict, WorkerState
 from outbox_core.report import Reason as WorkerReason
-from outbox_core.report import WorkerState
 from outbox_core.spec import Engine, Mode
-from outbox_operator.api.observed import Problem, Role
+from outbox_operator.api.observed import Observed, Problem, Role
 from outbox_operator.api.reasons import Reason
 from outbox_operator.api.status import Phase
-from outbox_operator.decision.facts import PolicyResult
+from outbox_operator.decision.facts import Facts, PolicyResult
 from outbox_operator.decision.hand_over import HandOverStep
 from outbox_operator.decision.merge import describe_division
 from outbox_operator.decision.ownership import OwnershipState
@@ -23,10 +23,6 @@ from outbox_operator.decision.reachability import describe_all_unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from outbox_core.report import Conflict
-    from outbox_operator.api.observed import Observed
-    from outbox_operator.decision.facts import Facts
 
 
 def wanted_replicas(observed: Observed) -> int:

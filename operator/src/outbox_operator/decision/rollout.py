@@ -12,11 +12,10 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_operator.api.observed import Origin
+from outbox_operator.api.observed import Observed, Origin
 from outbox_operator.api.reasons import ConditionType
 
 if TYPE_CHECKING:
-    from outbox_operator.api.observed import Observed
     from outbox_operator.decision.facts import PolicyResult
 
 WAS_READY: Final = "WasReady"

@@ -7,32 +7,26 @@ from __future__ import annotations
 
 import json
 import logging
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.report import Intent
 from outbox_operator.api.naming import INTENT_ANNOTATION, labels_of
-from outbox_operator.api.observed import Problem
+from outbox_operator.api.observed import Observed, PodView, Problem
 from outbox_operator.api.reasons import Reason
-from outbox_operator.api.resources import API_VERSION, KIND
+from outbox_operator.api.resources import API_VERSION, KIND, Processor
 from outbox_operator.cluster.drift import build_removal
-from outbox_operator.cluster.kube import KubeError, Where, where
+from outbox_operator.cluster.kube import Kube, KubeError, Where, where
 from outbox_operator.decision.conditions import link_runbook
 from outbox_operator.reconcile.reports import tell_intent
 from outbox_operator.rendering.manifests import build_job, build_key, build_owned, hash_of
-from outbox_operator.watch.store import OWNED_KINDS, is_shared, key_of, slim
+from outbox_operator.watch.store import OWNED_KINDS, Body, Store, is_shared, key_of, slim
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from outbox_operator.api.observed import Observed, PodView
-    from outbox_operator.api.resources import Processor
     from outbox_operator.api.status import ProcessorStatus
     from outbox_operator.cluster.event_writer import EventWriter
-    from outbox_operator.cluster.kube import Kube
     from outbox_operator.decision.decide import Decision
     from outbox_operator.settings import Images
-    from outbox_operator.watch.store import Body, Store
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import asyncio
 import random
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Final
@@ -34,17 +34,13 @@ from outbox_operator.reconcile.reports import Reporters
 from outbox_operator.reconcile.shared import SharedPods
 from outbox_operator.reconcile.slots import SlotKeeper
 from outbox_operator.watch.informer import Informer
-from outbox_operator.watch.store import WATCHED_KINDS, Store, key_of, processor_id_of
-from outbox_operator.watch.workqueue import KeyedQueue
+from outbox_operator.watch.store import WATCHED_KINDS, Body, Store, key_of, processor_id_of
+from outbox_operator.watch.workqueue import Key, KeyedQueue
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from outbox_operator.api.observed import Problem
     from outbox_operator.cluster.kube import Kube
     from outbox_operator.settings import Settings
-    from outbox_operator.watch.store import Body
-    from outbox_operator.watch.workqueue import Key
 
 FIRST_WORDS: Final = 5.0
 """How long a process that was just started waits for what the pods say; one that is slower is heard later."""

@@ -9,26 +9,22 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pydantic import ValidationError
 
 from outbox_operator.api.naming import TEMPLATE_LABEL, shared_name, workload_name
-from outbox_operator.api.observed import RUNNERS, Observed, Origin, PodView, Role, Sibling, WorkloadView
-from outbox_operator.api.resources import KIND
+from outbox_operator.api.observed import RUNNERS, Observed, Origin, PodView, Problem, Role, Sibling, WorkloadView
+from outbox_operator.api.resources import KIND, Parse, Processor
 from outbox_operator.api.status import ProcessorStatus
-from outbox_operator.cluster.kube import KubeError, Where
+from outbox_operator.cluster.kube import Kube, KubeError, Where
 from outbox_operator.decision.ownership import OwnershipState
 from outbox_operator.reconcile.podstate import is_waiting, role_of, view_job, view_pod, view_workload
 from outbox_operator.rendering.manifests import build_origin, build_template, image_of
 from outbox_operator.rendering.shared import hash_member, read_parts
 from outbox_operator.watch.owner_references import is_own, may_be_of
-from outbox_operator.watch.store import key_of
+from outbox_operator.watch.store import Body, Store, key_of
 
 if TYPE_CHECKING:
     from outbox_core.report import ResourceRef
-    from outbox_operator.api.observed import Problem
-    from outbox_operator.api.resources import Parse, Processor
-    from outbox_operator.cluster.kube import Kube
     from outbox_operator.reconcile.reports import Reporters
     from outbox_operator.reconcile.slots import SlotKeeper
     from outbox_operator.settings import Images
-    from outbox_operator.watch.store import Body, Store
     from outbox_operator.watch.workqueue import Key
 
 PATIENCE: Final = 1.5

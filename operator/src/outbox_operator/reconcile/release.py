@@ -19,20 +19,17 @@ from pydantic import ValidationError
 from outbox_core.report import Intent
 from outbox_operator.api.naming import RELEASED_ANNOTATION
 from outbox_operator.api.observed import Role
-from outbox_operator.api.resources import KIND, NotAllowedError
-from outbox_operator.cluster.kube import KubeError, where
+from outbox_operator.api.resources import KIND, NotAllowedError, Parse
+from outbox_operator.cluster.kube import Kube, KubeError, Where, where
 from outbox_operator.decision.ownership import OwnershipState
 from outbox_operator.reconcile.observe import find_runners, read_status, seconds_since
 from outbox_operator.reconcile.podstate import view_job
 from outbox_operator.reconcile.reports import tell_intent
 from outbox_operator.rendering.manifests import JOB_SECONDS, build_release
-from outbox_operator.watch.store import is_shared, key_of
+from outbox_operator.watch.store import Body, Store, is_shared, key_of
 
 if TYPE_CHECKING:
-    from outbox_operator.api.resources import Parse
-    from outbox_operator.cluster.kube import Kube, Where
     from outbox_operator.settings import Images
-    from outbox_operator.watch.store import Body, Store
 
 DRAIN_SECONDS: Final = 60.0
 """How long beyond their grace period pods may take to be gone until the log names them."""

@@ -35,14 +35,13 @@ from outbox_operator.reconcile.podstate import parse_reports, role_of
 from outbox_operator.rendering.shared import read_parts
 from outbox_operator.watch.owner_references import is_own
 from outbox_operator.watch.rate_limiter import RateLimiter
-from outbox_operator.watch.store import is_shared, key_of
+from outbox_operator.watch.store import Body, Store, is_shared, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from outbox_core.report import Intent, Report
     from outbox_operator.api.keys import Keys
-    from outbox_operator.watch.store import Body, Store
     from outbox_operator.watch.workqueue import Key
 
 PERIOD: Final = 2.0

@@ -16,14 +16,11 @@ from typing import TYPE_CHECKING, Final
 from outbox_operator import metrics
 from outbox_operator.api.naming import SELECTOR
 from outbox_operator.api.resources import KIND
-from outbox_operator.cluster.kube import KubeError
-from outbox_operator.watch.store import METADATA_ONLY, Listing, slim
+from outbox_operator.cluster.kube import Kube, KubeError
+from outbox_operator.watch.store import METADATA_ONLY, Body, Listing, Store, slim
 
 if TYPE_CHECKING:
     from typing import Protocol
-
-    from outbox_operator.cluster.kube import Kube
-    from outbox_operator.watch.store import Body, Store
 
     class Seen(Protocol):
         """Takes an object, or its deletion."""

@@ -6,14 +6,11 @@ Deployment, resource) is compared by uid, so the name of an object that was dele
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from outbox_operator.api.naming import SHARED_PREFIX, shared_name
 from outbox_operator.api.resources import KIND
-from outbox_operator.watch.store import is_shared, key_of
-
-if TYPE_CHECKING:
-    from outbox_operator.watch.store import Body, Store
+from outbox_operator.watch.store import Body, Store, is_shared, key_of
 
 LONGEST: Final = 3
 """Links from a pod of a Deployment to its resource; no chain of ours is longer."""
