@@ -8,20 +8,16 @@ import os
 import signal
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import kopf
 
 from outbox_operator import health, logs, metrics
-from outbox_operator.cluster.election import Election
+from outbox_operator.cluster.election import Election, Leader
 from outbox_operator.cluster.key_secrets import obtain_keys
 from outbox_operator.cluster.kube import Kube
 from outbox_operator.handlers import build_registry, build_settings
 from outbox_operator.reconcile.controller import Controller
 from outbox_operator.settings import Settings, read_settings
-
-if TYPE_CHECKING:
-    from outbox_operator.cluster.leader import Leader
 
 log = logging.getLogger(__name__)
 
@@ -45,26 +41,26 @@ async def run(settings: Settings) -> None:
     """Serve until a signal comes or the Lease is lost."""
     end_on_sigterm()
     async with Kube() as kube:
-        controller: list[Controller] = []
+        controller: Controller | None = None
         election = Election(settings.lease_namespace, settings.lease_name, settings.identity)
         runner = await health.serve(
             settings.port,
-            lambda: controller[0].stale_seconds if controller else 0.0,
-            lambda: find_fault(election, controller[0] if controller else None),
+            lambda: controller.stale_seconds if controller is not None else 0.0,
+            lambda: find_fault(election.leader, controller),
         )
         try:
             await election.acquire()
             metrics.LEADER.set(1)
             keyed = replace(settings, images=replace(settings.images, keys=await obtain_keys(kube, settings)))
-            controller.append(Controller(kube, keyed, await find_cluster_id(kube, settings)))
-            metrics.register(controller[0].store)
-            await lead(controller[0], settings)
+            controller = Controller(kube, keyed, await find_cluster_id(kube, settings))
+            metrics.register(controller.store)
+            await lead(controller, settings)
         finally:
             await election.end()
             await runner.cleanup()
 
 
-def find_fault(leader: Leader | Election, controller: Controller | None) -> str:
+def find_fault(leader: Leader, controller: Controller | None) -> str:
     """Say why this process cannot do its part, which is to stand by, or to list what it serves; empty when it can."""
     if not leader.informed:
         return "the Lease cannot be read yet: who is active is not known"

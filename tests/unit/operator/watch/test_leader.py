@@ -11,10 +11,8 @@ import pytest
 from kubernetes.config import ConfigException
 
 from outbox_operator.cluster import election
-from outbox_operator.cluster import leader as leader_module
-from outbox_operator.cluster.election import Election
+from outbox_operator.cluster.election import LEASE_SECONDS, RENEW_DEADLINE, Election, Leader
 from outbox_operator.cluster.kube import Kube, KubeError
-from outbox_operator.cluster.leader import LEASE_SECONDS, RENEW_DEADLINE, Leader
 
 DEADLINE = 0.6
 PERIOD = 0.1
@@ -47,8 +45,8 @@ class SlowServer:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_module, "RENEW_DEADLINE", DEADLINE)
-    monkeypatch.setattr(leader_module, "PERIOD", PERIOD)
+    monkeypatch.setattr(election, "RENEW_DEADLINE", DEADLINE)
+    monkeypatch.setattr(election, "PERIOD", PERIOD)
 
 
 def taking_part(server: SlowServer, identity: str = "one") -> Leader:

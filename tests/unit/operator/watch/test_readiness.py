@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 from prometheus_client import REGISTRY
 
 from outbox_operator.api.resources import KIND
+from outbox_operator.cluster.election import Leader
 from outbox_operator.cluster.kube import KubeError
-from outbox_operator.cluster.leader import Leader
 from outbox_operator.main import find_fault
 from outbox_operator.reconcile.controller import Controller
 from outbox_operator.settings import read_settings
