@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from outbox_core.plain import port_number
@@ -83,62 +83,69 @@ class Settings:
     identity: str
     port: int
     log_level: str
-    unrestricted: bool = False
-    budget: Budget = Budget()
-    check_seconds: float = 300.0
+    unrestricted: bool
+    budget: Budget
+    check_seconds: float
 
 
 def _build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Name the flags; the environment says what one that is not given has."""
+    """Name the flag of each field of `Settings` and `Images`; the environment says what one that is not given has."""
     env = environment.get
     parser = argparse.ArgumentParser(prog="outbox-operator", description="Runs OutboxProcessor resources.")
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--namespace",
+        dest="namespaces",
         action="append",
         help="serve this namespace; repeatable; none: all (OUTBOX_WATCH_NAMESPACES, with commas)",
     )
-    parser.add_argument("--cluster-id", default=env("OUTBOX_CLUSTER_ID", ""), help="this cluster's name in claims")
-    parser.add_argument("--worker-image", default=env("OUTBOX_WORKER_IMAGE", Images.worker))
-    parser.add_argument("--spark-image", default=env("OUTBOX_SPARK_IMAGE", Images.spark))
-    parser.add_argument("--spark-driver-role", default=env("OUTBOX_SPARK_DRIVER_ROLE", Images.driver_role))
-    parser.add_argument(
+    add("--cluster-id", default=env("OUTBOX_CLUSTER_ID", ""), help="this cluster's name in claims")
+    add("--worker-image", dest="worker", default=env("OUTBOX_WORKER_IMAGE", Images.worker))
+    add("--spark-image", dest="spark", default=env("OUTBOX_SPARK_IMAGE", Images.spark))
+    add("--spark-driver-role", dest="driver_role", default=env("OUTBOX_SPARK_DRIVER_ROLE", Images.driver_role))
+    add(
         "--no-worker-budgets",
-        action="store_true",
-        default=env("OUTBOX_WORKER_BUDGETS", "true") == "false",
+        dest="budgets",
+        action="store_false",
+        default=env("OUTBOX_WORKER_BUDGETS", "true") != "false",
         help="make no PodDisruptionBudgets: of two about one pod Kubernetes evicts it for neither",
     )
-    parser.add_argument(
+    add(
         "--run-as-user",
+        dest="user",
         type=lambda text: int(text) if text else None,
         default=env("OUTBOX_RUN_AS_USER", str(Images.user)),
         help="uid, gid and fsGroup of the pods of processors; empty: none is set, for OpenShift assigns them",
     )
-    parser.add_argument("--lease-name", default=env("OUTBOX_LEASE_NAME", "outbox-operator"))
-    parser.add_argument("--key-secret", default=env("OUTBOX_KEY_SECRET", "outbox-operator-key"))
-    parser.add_argument("--metrics-secret", default=env("OUTBOX_METRICS_SECRET", "outbox-operator-metrics-token"))
-    parser.add_argument("--lease-namespace", default=env("POD_NAMESPACE", "default"))
-    parser.add_argument("--identity", default=env("POD_NAME", env("HOSTNAME", "outbox-operator")))
-    parser.add_argument(
+    add("--lease-name", default=env("OUTBOX_LEASE_NAME", "outbox-operator"))
+    add("--key-secret", default=env("OUTBOX_KEY_SECRET", "outbox-operator-key"))
+    add("--metrics-secret", default=env("OUTBOX_METRICS_SECRET", "outbox-operator-metrics-token"))
+    add("--lease-namespace", default=env("POD_NAMESPACE", "default"))
+    add("--identity", default=env("POD_NAME", env("HOSTNAME", "outbox-operator")))
+    add(
         "--runbook-url",
+        dest="runbook",
         default=env("OUTBOX_RUNBOOK_URL", Images.runbook),
         help="where docs/runbook.md is published: messages of conditions link to its sections",
     )
-    parser.add_argument("--port", type=port_number, default=env("OUTBOX_PORT", "8081"))
-    parser.add_argument(
+    add("--port", type=port_number, default=env("OUTBOX_PORT", "8081"))
+    add(
         "--check-seconds",
         type=float,
         default=env("OUTBOX_CHECK_SECONDS", "300"),
         help="seconds between two looks at a kind for changes that its watch missed",
     )
-    parser.add_argument("--log-level", default=env("OUTBOX_LOG_LEVEL", "INFO"))
-    parser.add_argument(
+    add("--log-level", type=str.upper, default=env("OUTBOX_LOG_LEVEL", "INFO"))
+    add(
         "--unrestricted-pod-templates",
+        dest="unrestricted",
         action="store_true",
         default=env("OUTBOX_UNRESTRICTED_POD_TEMPLATES", "false") == "true",
         help="let a podTemplate ask for anything: who may create a resource may then be root on a node",
     )
-    parser.add_argument(
+    add(
         "--rollout-max-concurrent",
+        dest="budget",
         type=read_budget,
         default=env("OUTBOX_ROLLOUT_MAX_CONCURRENT", "10%"),
         help="replace the pods of so many processors at a time when the operator's version changed: 3, or 10%%",
@@ -148,28 +155,7 @@ def _build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
 
 def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """Read flags and environment."""
-    flags = _build_parser(environment).parse_args(arguments)
-    named = environment.get("OUTBOX_WATCH_NAMESPACES", "").split(",")
-    watched = flags.namespace or [name for name in named if name.strip()]
-    return Settings(
-        cluster_id=flags.cluster_id,
-        namespaces=tuple(name.strip() for name in watched),
-        images=Images(
-            worker=flags.worker_image,
-            spark=flags.spark_image,
-            driver_role=flags.spark_driver_role,
-            budgets=not flags.no_worker_budgets,
-            user=flags.run_as_user,
-            runbook=flags.runbook_url,
-        ),
-        lease_namespace=flags.lease_namespace,
-        lease_name=flags.lease_name,
-        key_secret=flags.key_secret,
-        metrics_secret=flags.metrics_secret,
-        identity=flags.identity,
-        port=flags.port,
-        log_level=flags.log_level.upper(),
-        unrestricted=flags.unrestricted_pod_templates,
-        budget=flags.rollout_max_concurrent,
-        check_seconds=flags.check_seconds,
-    )
+    read = vars(_build_parser(environment).parse_args(arguments))
+    named = read.pop("namespaces") or environment.get("OUTBOX_WATCH_NAMESPACES", "").split(",")
+    images = Images(**{each.name: read.pop(each.name) for each in fields(Images) if each.name in read})
+    return Settings(namespaces=tuple(name.strip() for name in named if name.strip()), images=images, **read)
