@@ -8,7 +8,10 @@ comparison of live with rendered: defaulted fields would never be equal.
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FIELD_MANAGER: Final = "outbox-operator"
 _OTHERS: Final = frozenset({"kube-controller-manager", "kube-scheduler", "before-first-apply"})
@@ -23,17 +26,20 @@ _OURS: Final = {
     "RoleBinding": ("subjects",),
     "ServiceAccount": ("automountServiceAccountToken",),
 }
-_LEFT_ALONE: Final = (("spec", "template", "metadata"),)
+_LEFT_ALONE: Final = "/spec/template/metadata"
 """`kubectl rollout restart` writes here, and is welcome."""
 
 
 def build_removal(live: dict[str, Any]) -> list[dict[str, Any]]:
     """Build the JSON patch that takes foreign fields out of a live object; empty when there are none."""
-    foreign, own = _owned_paths(live)
-    found = [path for path in foreign if path not in own and path[0] in _OURS.get(live.get("kind", ""), ())]
-    found = [path for path in found if not any(path[: len(left)] == left for left in _LEFT_ALONE)]
-    outermost = [path for path in found if not any(path[:n] in found for n in range(1, len(path)))]
-    pointers = [pointer for path in outermost if (pointer := _pointer(live, path)) is not None]
+    entries = [entry for entry in live["metadata"].get("managedFields") or () if not entry.get("subresource")]
+    ours = [entry.get("fieldsV1") or {} for entry in entries if entry["manager"] == FIELD_MANAGER]
+    pointers: set[str] = set()
+    for entry in entries:
+        if entry["manager"] not in (FIELD_MANAGER, *_OTHERS):
+            theirs = entry.get("fieldsV1") or {}
+            roots = {key: theirs[key] for name in _OURS.get(live["kind"], ()) if (key := f"f:{name}") in theirs}
+            pointers.update(_find_foreign(roots, ours, live, ""))
     removals = [{"op": "remove", "path": pointer} for pointer in _deepest_last_index_first(pointers)]
     if not removals:
         return []
@@ -41,69 +47,40 @@ def build_removal(live: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"op": "test", "path": "/metadata/resourceVersion", "value": version}, *removals]
 
 
-Path = tuple[str, ...]
-
-
-def _owned_paths(live: dict[str, Any]) -> tuple[set[Path], set[Path]]:
-    foreign: set[Path] = set()
-    own: set[Path] = set()
-    for entry in live["metadata"].get("managedFields") or ():
-        if entry.get("subresource") or entry["manager"] in _OTHERS:
+def _find_foreign(theirs: dict[str, Any], ours: list[dict[str, Any]], node: Any, pointer: str) -> Iterator[str]:
+    """Find the outermost of their fields below `node` that are not ours, and are there (still)."""
+    for key, below in theirs.items():
+        step = None if key == "." else _find_step(node, key)
+        if step is None:
             continue
-        mine = entry["manager"] == FIELD_MANAGER
-        _collect(entry.get("fieldsV1") or {}, (), own if mine else foreign, inner=mine)
-    return foreign, own
-
-
-def _collect(fields: dict[str, Any], prefix: Path, into: set[Path], *, inner: bool) -> None:
-    """Collect owned paths: for a foreign manager leaves and whole items, for ours every path on the way too."""
-    for key, below in fields.items():
-        if key == ".":
-            into.add(prefix)
+        here = f"{pointer}/{str(step).replace('~', '~0').replace('/', '~1')}"
+        shared = [fields[key] for fields in ours if key in fields]
+        if here == _LEFT_ALONE:
             continue
-        name = key.removeprefix("f:")
-        path = (*prefix, name)
-        if not below or inner:
-            into.add(path)
-        if below:
-            _collect(below, path, into, inner=inner)
-
-
-def _pointer(live: dict[str, Any], path: Path) -> str | None:
-    """Find the path in the live object; None when it is not there (any more)."""
-    node: Any = live
-    parts: list[str] = []
-    for step in path:
-        if step.startswith(("k:", "v:")):
-            index = _find(node, step)
-            if index is None:
-                return None
-            parts.append(str(index))
-            node = node[index]
-        elif isinstance(node, dict) and step in node:
-            parts.append(step.replace("~", "~0").replace("/", "~1"))
-            node = node[step]
+        if not shared and (not below or "." in below):
+            yield here  # set by them, not only something in it
         else:
-            return None
-    return "/" + "/".join(parts)
+            yield from _find_foreign(below, shared, node[step], here)
 
 
-def _find(items: Any, step: str) -> int | None:
-    if not isinstance(items, list):
+def _find_step(node: Any, key: str) -> str | int | None:
+    """Find what a key of `managedFields` names in a live object: a field, or an item by its keys or its value."""
+    kind, _, name = key.partition(":")
+    if kind == "f":
+        return name if isinstance(node, dict) and name in node else None
+    if kind not in ("k", "v") or not isinstance(node, list):
         return None
-    wanted = json.loads(step[2:])
-    for index, item in enumerate(items):
-        if step.startswith("v:") and item == wanted:
-            return index
-        if step.startswith("k:") and isinstance(item, dict) and all(item.get(k) == v for k, v in wanted.items()):
+    wanted = json.loads(name)
+    for index, item in enumerate(node):
+        if item == wanted if kind == "v" else isinstance(item, dict) and wanted.items() <= item.items():
             return index
     return None
 
 
-def _deepest_last_index_first(pointers: list[str]) -> list[str]:
+def _deepest_last_index_first(pointers: set[str]) -> list[str]:
     """Order removals so that none moves another's index."""
     return sorted(
-        set(pointers),
+        pointers,
         key=lambda p: [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in p.split("/")],
         reverse=True,
     )
