@@ -229,22 +229,18 @@ class Kube:
                 return items, _version_of(page)
             params["continue"] = token
 
-    async def apply(self, manifest: dict[str, Any]) -> dict[str, Any]:
+    async def apply(self, manifest: dict[str, Any], subresource: str = "") -> dict[str, Any]:
         """Apply server-side: what we set is ours, also where another client set it before."""
+        path = where(manifest).path(subresource)
         params = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        return await self.call(
-            "PATCH", where(manifest).path(), body=manifest, content="application/apply-patch+yaml", params=params
-        )
+        return await self.call("PATCH", path, body=manifest, content="application/apply-patch+yaml", params=params)
 
     async def apply_status(self, manifest: dict[str, Any]) -> dict[str, Any] | None:
         """Apply the status; None when the object is gone, or is another one of the same name by now."""
-        params = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        path = where(manifest).path("status")
-        request = self.call("PATCH", path, body=manifest, content="application/apply-patch+yaml", params=params)
         try:
-            return await self._unless_missing(request)
+            return await self.apply(manifest, "status")
         except KubeError as err:
-            if err.status == 409:
+            if err.status in (404, 409):
                 return None
             raise
 

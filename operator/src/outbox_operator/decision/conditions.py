@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
-    from outbox_operator.decision.facts import Facts, PolicyResult
+    from outbox_operator.decision.merge import Facts
+    from outbox_operator.decision.policies import PolicyResult
 
 
 TROUBLE: Final = {

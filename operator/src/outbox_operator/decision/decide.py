@@ -22,15 +22,14 @@ from outbox_operator.api.status import ProcessorStatus
 from outbox_operator.decision.conditions import build_conditions, update_conditions
 from outbox_operator.decision.events import Event, build_events
 from outbox_operator.decision.hand_over import HandOverStep, hand_over_job_name
-from outbox_operator.decision.merge import merge_figures, merge_owner, merge_reports
+from outbox_operator.decision.merge import Facts, merge_figures, merge_owner, merge_reports
 from outbox_operator.decision.ownership import OwnershipState, claim_job_name
-from outbox_operator.decision.policies import evaluate_policies, wanted_replicas
+from outbox_operator.decision.policies import PolicyResult, evaluate_policies, wanted_replicas
 from outbox_operator.decision.rollout import Rollout, as_in_force, decide_rollout, settle
 
 if TYPE_CHECKING:
     from outbox_core.config import Resolution
     from outbox_operator.api.resources import Processor
-    from outbox_operator.decision.facts import Facts, PolicyResult
 
 LOOK_AGAIN: Final = timedelta(seconds=2)
 """While something is in flight."""

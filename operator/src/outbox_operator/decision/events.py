@@ -13,7 +13,7 @@ from outbox_operator.decision.ownership import OwnershipState
 if TYPE_CHECKING:
     from outbox_core.report import Conflict
     from outbox_operator.api.status import ProcessorStatus
-    from outbox_operator.decision.facts import Facts
+    from outbox_operator.decision.merge import Facts
 
 MAX_NOTE = 1024
 """What the API server takes as an Event's message."""

@@ -6,6 +6,7 @@ can know: a process that has not reached the database says nothing about claim a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.plain import plain_checkpoints
@@ -24,8 +25,7 @@ from outbox_core.report import (
 from outbox_operator.api.naming import label_decision
 from outbox_operator.api.observed import UNINFORMED_STATES, Observed
 from outbox_operator.api.resolution import Decided, read_resolution
-from outbox_operator.api.status import FailuresStatus, OwnershipStatus, OwnerStatus, PartitionStatus
-from outbox_operator.decision.facts import Facts
+from outbox_operator.api.status import FailuresStatus, HandOverStatus, OwnershipStatus, OwnerStatus, PartitionStatus
 from outbox_operator.decision.hand_over import HandOverStep, build_hand_over
 from outbox_operator.decision.ownership import OwnershipState, merge_ownership
 
@@ -33,6 +33,29 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from outbox_core.config import Resolution
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was observed, merged with what status says; nothing is decided yet."""
+
+    observed: Observed
+    conflicts: ConflictSummary
+    ownership: OwnershipStatus
+    hand_over: HandOverStatus | None
+    decided: Decided | None
+    resolution: Resolution | None
+    """A person's decision about the conflict that is open now."""
+    decision_error: str | None
+    """Why the annotation that is there decides nothing about the conflict that is open now."""
+    lead: Report | None
+    """The report that speaks for the processor."""
+    failures: FailureSummary | None
+    """What failing messages did, as a process has it that has looked; None: none has."""
+    rebuild: RebuildView | None = None
+    """How far spec.rebuildOf is."""
+    waits: str = ""
+    """Why pods of the former version of the operator stay for now."""
 
 
 def merge_reports(observed: Observed, now: datetime) -> Facts:

@@ -6,7 +6,7 @@ conclusions.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.report import Conflict, WorkerState
@@ -15,14 +15,34 @@ from outbox_core.spec import Engine, Mode
 from outbox_operator.api.observed import Observed, Problem, Role
 from outbox_operator.api.reasons import Reason
 from outbox_operator.api.status import Phase
-from outbox_operator.decision.facts import Facts, PolicyResult
 from outbox_operator.decision.hand_over import HandOverStep
-from outbox_operator.decision.merge import describe_division
+from outbox_operator.decision.merge import Facts, describe_division
 from outbox_operator.decision.ownership import OwnershipState
 from outbox_operator.decision.reachability import describe_all_unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResult:
+    """What one policy says of the resource, in one word for people and one for machines.
+
+    Attributes:
+        ready: what the spec asks for is so, hence Ready.
+        stalled: a person or another resource must change something.
+        stops_workers: no pod may handle messages.
+        unknown: nothing contradicts readiness, and nothing shows it.
+
+    """
+
+    phase: Phase
+    reason: str
+    message: str
+    ready: bool = False
+    stalled: bool = False
+    stops_workers: bool = True
+    unknown: bool = False
 
 
 def wanted_replicas(observed: Observed) -> int:

@@ -16,7 +16,7 @@ from outbox_operator.api.observed import Observed, Origin
 from outbox_operator.api.reasons import ConditionType
 
 if TYPE_CHECKING:
-    from outbox_operator.decision.facts import PolicyResult
+    from outbox_operator.decision.policies import PolicyResult
 
 WAS_READY: Final = "WasReady"
 WAS_NOT_READY: Final = "WasNotReady"

@@ -177,20 +177,16 @@ class Applier:
     async def _apply_jobs(self, processor: Processor, decision: Decision) -> None:
         for job in decision.start_jobs:
             place = Where("Job", processor.namespace, job.name)
-            live = self._store.get(place.kind, place.namespace, place.name)
-            if live is None:
+            if self._store.get(place.kind, place.namespace, place.name) is None:
                 await self._kube.create(build_job(processor, self._images, job.name, job.role, decision.sweep_uids))
             else:
-                await self._is_free(processor, place, live)
+                await self._is_free(processor, place)
         for name in decision.finished_jobs:
             await self._kube.delete(Where("Job", processor.namespace, name))
 
     async def _apply_one(self, processor: Processor, manifest: dict[str, Any]) -> Body | None:
         """Apply an object; None when it was changed at each try, or a namesake's is going: the next round goes on."""
-        place = where(manifest)
-        if not await self._is_free(processor, place, self._store.get(place.kind, place.namespace, place.name)):
-            return None
-        return await self._apply(manifest)
+        return await self._apply(manifest) if await self._is_free(processor, where(manifest)) else None
 
     async def apply_shared(self, manifest: dict[str, Any]) -> Body | None:
         """Apply an object that resources share; None when it was changed at each try: the next round goes on.
@@ -200,30 +196,25 @@ class Applier:
 
         """
         place = where(manifest)
-        found = self._store.get(place.kind, place.namespace, place.name) or await self._kube.get(place)
+        found = await self._find(place)
         if found is not None and not _has_labels(found, manifest["metadata"]["labels"]):
             message = f"{place.kind} {place.name!r} exists and is not worker.shared's: delete it, or share another name"
             raise ObstacleError(Problem(Reason.NAME_TAKEN, message))
         return await self._apply(manifest)
 
     async def _apply(self, manifest: dict[str, Any]) -> Body | None:
-        applied = await self._apply_alone(where(manifest), manifest)
-        if applied is None:
-            return None
-        body = slim({"kind": manifest["kind"], **applied})
-        self._store.put(body)
-        return body
-
-    async def _apply_alone(self, place: Where, manifest: dict[str, Any]) -> dict[str, Any] | None:
         """Apply, and take foreign fields out; None when the object was changed in between each time."""
+        place, kind = where(manifest), {"kind": manifest["kind"]}
         for _ in range(_REMOVAL_TRIES):
-            applied = await self._kube.apply(manifest)
-            removal = build_removal({"kind": place.kind, **applied})
-            if not removal:
-                return applied
-            log.info("foreign fields removed", extra={"object": f"{place.kind}/{place.name}", "patch": removal[1:]})
-            if (removed := await self._remove(place, removal)) is not None:
-                return removed
+            applied = kind | await self._kube.apply(manifest)
+            left: dict[str, Any] | None = applied
+            if removal := build_removal(applied):
+                log.info("foreign fields removed", extra={"object": f"{place.kind}/{place.name}", "patch": removal[1:]})
+                left = await self._remove(place, removal)
+            if left is not None:
+                body = slim(kind | left)
+                self._store.put(body)
+                return body
         return None
 
     async def _remove(self, place: Where, removal: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -235,14 +226,18 @@ class Applier:
                 return None
             raise
 
-    async def _is_free(self, processor: Processor, place: Where, live: Body | None) -> bool:
+    async def _find(self, place: Where) -> Body | None:
+        """Look an object up where it may not carry our labels, so that no watch has told of it."""
+        return self._store.get(place.kind, place.namespace, place.name) or await self._kube.get(place)
+
+    async def _is_free(self, processor: Processor, place: Where) -> bool:
         """Never take over an object that is another's; False: its owner is gone, and it goes by itself.
 
         Raises:
             ObstacleError: a person must make room.
 
         """
-        found = live or await self._kube.get(place)
+        found = await self._find(place)
         if found is None or _owned_by(found, processor.uid) or _is_orphan(found, processor):
             return True
         if _is_left_over(found, processor):

@@ -7,6 +7,7 @@ for its executors.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.config import CONFIG_PATH, CONNECTIONS_PATH, HANDLER_PATH, KEY_PATH, PROCESSORS_PATH
@@ -26,8 +27,8 @@ from outbox_operator.api.overlay import merge, placement_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import PurePath
 
-    from outbox_operator.api.keys import Keys
     from outbox_operator.api.resources import Processor, ResourceRequirements
     from outbox_operator.settings import Images
 
@@ -40,7 +41,6 @@ DRIVER_GRACE: Final = 60
 """Seconds that a driver may take to end."""
 KEY_VOLUME: Final = "operator-key"
 EXECUTOR_CONTAINER: Final = "executor"
-_CONFIG_MOUNT: Final = {"name": "config", "mountPath": str(CONFIG_PATH), "subPath": CONFIG_KEY, "readOnly": True}
 DRIVER_PORT: Final = 7078
 BLOCK_MANAGER_PORT: Final = 7079
 UI_PORT: Final = 4040
@@ -52,15 +52,46 @@ DEFAULT_RESOURCES: Final[dict[Role, dict[str, Any]]] = {
 }
 
 
-def pod_security(user: int | None) -> dict[str, Any]:
-    """Build the pod's security context; without a `user` the cluster assigns one."""
-    ids = {} if user is None else dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), user)
-    return {
-        "runAsNonRoot": True,
-        **ids,
-        "fsGroupChangePolicy": "OnRootMismatch",
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+@dataclass(frozen=True, slots=True)
+class Mounts:
+    """The volumes of a pod, and where its container has them."""
+
+    volumes: list[dict[str, Any]] = field(default_factory=list)
+    mounts: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, name: str, path: PurePath | str, source: dict[str, Any], **mount: Any) -> None:
+        """Add a volume of a `source`, mounted at a path."""
+        self.volumes.append({"name": name, **source})
+        self.mount(name, path, **mount)
+
+    def mount(self, name: str, path: PurePath | str, **mount: Any) -> None:
+        """Mount a volume at another path too."""
+        self.mounts.append({"name": name, "mountPath": str(path), **mount})
+
+    def add_secret(self, name: str, path: PurePath, secret: str, **source: Any) -> None:
+        """Add a Secret, which the pod's user may read."""
+        self.add(name, path, {"secret": {"secretName": secret, "defaultMode": 0o440, **source}}, readOnly=True)
+
+    def add_config(self, source: dict[str, Any]) -> None:
+        """Add processor.json."""
+        self.add("config", CONFIG_PATH, source, subPath=CONFIG_KEY, readOnly=True)
+
+    def add_scratch(self) -> None:
+        """Add a place to write to: the rest of the file system is read-only."""
+        self.add("tmp", "/tmp", {"emptyDir": {}})  # noqa: S108
+
+    def add_connections(self, secrets: dict[str, str]) -> None:
+        """Add the Secret of each connection."""
+        for role, secret in secrets.items():
+            self.add_secret(f"{role}-connection", CONNECTIONS_PATH / role, secret)
+
+    def add_code(self, processor: Processor) -> None:
+        """Add the user's Python files, and what Spark's pods share."""
+        config_map, spark = _handler_config_map(processor), processor.spec.spark
+        if config_map is not None:
+            self.add("handler", HANDLER_PATH, {"configMap": {"name": config_map}}, readOnly=True)
+        for volume in spark.volumes if spark is not None else ():
+            self.add(volume.name, volume.mount_path, {"persistentVolumeClaim": {"claimName": volume.claim_name}})
 
 
 def container_security() -> dict[str, Any]:
@@ -78,39 +109,18 @@ def _field(name: str, path: str) -> dict[str, Any]:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def _environment() -> list[dict[str, Any]]:
-    return [
-        _field("POD_NAME", "metadata.name"),
-        _field("POD_UID", "metadata.uid"),
-        _field("POD_NAMESPACE", "metadata.namespace"),
-        _field("POD_IP", "status.podIP"),
-    ]
+def _probe(path: str, **limits: int) -> dict[str, Any]:
+    return {"httpGet": {"path": path, "port": "http"}, **limits}
 
 
-def _probes(*, patience: int) -> dict[str, Any]:
-    """Liveness must outlast a process that is frozen past its lease: the fence handles that, not a restart."""
-    return {
-        "readinessProbe": {
-            "httpGet": {"path": "/readyz", "port": "http"},
-            "periodSeconds": 2,
-            "timeoutSeconds": 2,
-            "failureThreshold": 2,
-        },
-        "livenessProbe": {
-            "httpGet": {"path": "/livez", "port": "http"},
-            "periodSeconds": 10,
-            "timeoutSeconds": 5,
-            "failureThreshold": patience,
-        },
-    }
-
-
-def _mounts(processor: Processor) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Build volumes and mounts of the configuration, and of all that the user's code needs."""
-    volumes, mounts = build_mounts(processor, secrets_of(processor))
-    volumes.insert(0, {"name": "config", "configMap": {"name": config_name(processor.name)}})
-    mounts.insert(0, _CONFIG_MOUNT)
-    return volumes, mounts
+def _mount_all(processor: Processor) -> Mounts:
+    """Mount what a worker or driver needs: its configuration, connections and the user's code."""
+    mounts = Mounts()
+    mounts.add_config({"configMap": {"name": config_name(processor.name)}})
+    mounts.add_scratch()
+    mounts.add_connections(secrets_of(processor))
+    mounts.add_code(processor)
+    return mounts
 
 
 def secrets_of(processor: Processor) -> dict[str, str]:
@@ -122,40 +132,7 @@ def secrets_of(processor: Processor) -> dict[str, str]:
     return secrets
 
 
-def build_mounts(processor: Processor, secrets: dict[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Build volumes and mounts of connections, scratch space, the user's Python files and what Spark's pods share."""
-    volumes, mounts = build_connections(secrets)
-    config_map, spark = handler_config_map(processor), processor.spec.spark
-    if config_map is not None:
-        volumes.append({"name": "handler", "configMap": {"name": config_map}})
-        mounts.append({"name": "handler", "mountPath": str(HANDLER_PATH), "readOnly": True})
-    for volume in spark.volumes if spark is not None else ():
-        volumes.append({"name": volume.name, "persistentVolumeClaim": {"claimName": volume.claim_name}})
-        mounts.append({"name": volume.name, "mountPath": volume.mount_path})
-    return volumes, mounts
-
-
-def build_connections(secrets: dict[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Build volumes and mounts of scratch space and of the Secret of each connection."""
-    volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {}}]
-    mounts: list[dict[str, Any]] = [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108
-    for role, secret in secrets.items():
-        volumes.append({"name": f"{role}-connection", "secret": {"secretName": secret, "defaultMode": 0o440}})
-        mounts.append({"name": f"{role}-connection", "mountPath": str(CONNECTIONS_PATH / role), "readOnly": True})
-    return volumes, mounts
-
-
-def _with_key(pod: dict[str, Any], secret: str, keys: Keys) -> dict[str, Any]:
-    """Give a pod what it needs to know the operator and Prometheus by; `secret` has its key."""
-    (container,) = pod["spec"]["containers"]
-    mounted = {"secretName": secret, "defaultMode": 0o440}
-    pod["spec"]["volumes"].append({"name": KEY_VOLUME, "secret": mounted})
-    container["volumeMounts"].append({"name": KEY_VOLUME, "mountPath": str(KEY_PATH.parent), "readOnly": True})
-    container["env"].append({"name": "OUTBOX_METRICS_TOKEN_SHA256", "value": keys.metrics_hash})
-    return pod
-
-
-def handler_config_map(processor: Processor) -> str | None:
+def _handler_config_map(processor: Processor) -> str | None:
     """Name the ConfigMap with the user's Python files."""
     spec = processor.spec
     if spec.target is not None and spec.target.config_map is not None:
@@ -164,55 +141,71 @@ def handler_config_map(processor: Processor) -> str | None:
     return application.config_map_ref.name if application is not None and application.config_map_ref else None
 
 
-def _resources(asked: ResourceRequirements | None, role: Role) -> dict[str, Any]:
-    if asked is None:
-        return DEFAULT_RESOURCES[role]
-    return asked.model_dump(by_alias=True, exclude_none=True)
-
-
-def build_pod(
-    name: str, images: Images, container: dict[str, Any], volumes: list[dict[str, Any]], role: Role
-) -> dict[str, Any]:
+def build_pod(name: str, images: Images, container: dict[str, Any], mounts: Mounts, role: Role) -> dict[str, Any]:
     """Build what all pods have; `name` is the value of their label."""
+    ids = {} if images.user is None else dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), images.user)
     return {
         "metadata": {"labels": labels_of(name, role)},
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": pod_security(images.user),
-            "containers": [container],
-            "volumes": volumes,
+            "securityContext": {
+                "runAsNonRoot": True,
+                **ids,
+                "fsGroupChangePolicy": "OnRootMismatch",
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [{**container, "securityContext": container_security(), "volumeMounts": mounts.mounts}],
+            "volumes": mounts.volumes,
         },
     }
 
 
-def _container(name: str, image: str, mounts: list[dict[str, Any]], resources: dict[str, Any]) -> dict[str, Any]:
+def _container(name: str, image: str, asked: ResourceRequirements | None, role: Role, **env: str) -> dict[str, Any]:
     return {
         "name": name,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "env": _environment(),
-        "resources": resources,
-        "securityContext": container_security(),
+        "env": [
+            _field("POD_NAME", "metadata.name"),
+            _field("POD_UID", "metadata.uid"),
+            _field("POD_NAMESPACE", "metadata.namespace"),
+            _field("POD_IP", "status.podIP"),
+            *({"name": name, "value": value} for name, value in env.items()),
+        ],
+        "resources": DEFAULT_RESOURCES[role] if asked is None else asked.model_dump(by_alias=True, exclude_none=True),
         "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "File",
-        "volumeMounts": mounts,
     }
+
+
+def _build_runner(
+    name: str, images: Images, container: dict[str, Any], mounts: Mounts, role: Role, *, secret: str, patience: int = 6
+) -> dict[str, Any]:
+    """Build a pod that handles messages and answers questions; `secret` has the key that they are signed with.
+
+    Liveness must outlast a process that is frozen past its lease: the fence handles that, not a restart.
+    """
+    mounts.add_secret(KEY_VOLUME, KEY_PATH.parent, secret)
+    served = {
+        "env": [*container["env"], {"name": "OUTBOX_METRICS_TOKEN_SHA256", "value": images.keys.metrics_hash}],
+        "ports": [{"name": "http", "containerPort": STATUS_PORT}, *container.get("ports", ())],
+        "readinessProbe": _probe("/readyz", periodSeconds=2, timeoutSeconds=2, failureThreshold=2),
+        "livenessProbe": _probe("/livez", periodSeconds=10, timeoutSeconds=5, failureThreshold=patience),
+    }
+    return build_pod(name, images, container | served, mounts, role)
 
 
 def build_worker_pod(processor: Processor, images: Images) -> dict[str, Any]:
     """Build the worker's pod template."""
     worker = processor.spec.worker
-    volumes, mounts = _mounts(processor)
-    container = _container(
-        WORKER_CONTAINER, worker.image or images.worker, mounts, _resources(worker.resources, Role.WORKER)
-    )
-    container |= {"ports": [{"name": "http", "containerPort": STATUS_PORT}], **_probes(patience=6)}
-    container["env"].append({"name": "OUTBOX_GRACE_SECONDS", "value": str(worker.termination_grace_period_seconds)})
+    grace = worker.termination_grace_period_seconds
+    image = worker.image or images.worker
+    container = _container(WORKER_CONTAINER, image, worker.resources, Role.WORKER, OUTBOX_GRACE_SECONDS=str(grace))
     key = images.keys.secret_name(processor.name, processor.uid)
-    template = _with_key(build_pod(processor.name, images, container, volumes, Role.WORKER), key, images.keys)
+    template = _build_runner(processor.name, images, container, _mount_all(processor), Role.WORKER, secret=key)
     template["spec"] |= {
-        "terminationGracePeriodSeconds": worker.termination_grace_period_seconds,
+        "terminationGracePeriodSeconds": grace,
         "topologySpreadConstraints": _spread(selector_of(processor.name, Role.WORKER)),
     }
     return _overlaid(template, worker.pod_template, processor, Role.WORKER)
@@ -223,24 +216,15 @@ def build_shared_pod(namespace: str, group: str, secrets: Sequence[str], images:
 
     A Secret that is missing keeps nothing from starting: the processor that needs it says so.
     """
-    name = shared_label(group)
-    volumes: list[dict[str, Any]] = [
-        {"name": "processors", "configMap": {"name": shared_name(group)}},
-        {"name": "tmp", "emptyDir": {}},
-    ]
-    mounts: list[dict[str, Any]] = [
-        {"name": "processors", "mountPath": str(PROCESSORS_PATH), "readOnly": True},
-        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
-    ]
+    name, mounts = shared_label(group), Mounts()
+    mounts.add("processors", PROCESSORS_PATH, {"configMap": {"name": shared_name(group)}}, readOnly=True)
+    mounts.add_scratch()
     for number, secret in enumerate(secrets):
-        source = {"secretName": secret, "defaultMode": 0o440, "optional": True}
-        volumes.append({"name": f"connection-{number}", "secret": source})
-        mounts.append({"name": f"connection-{number}", "mountPath": str(CONNECTIONS_PATH / secret), "readOnly": True})
-    container = _container(WORKER_CONTAINER, images.worker, mounts, DEFAULT_RESOURCES[Role.WORKER])
-    container |= {"ports": [{"name": "http", "containerPort": STATUS_PORT}], **_probes(patience=6)}
+        mounts.add_secret(f"connection-{number}", CONNECTIONS_PATH / secret, secret, optional=True)
+    container = _container(WORKER_CONTAINER, images.worker, None, Role.WORKER)
     container["args"] = ["--processors", str(PROCESSORS_PATH)]
     key = images.keys.secret_name(shared_name(group), shared_id(namespace, group))
-    template = _with_key(build_pod(name, images, container, volumes, Role.WORKER), key, images.keys)
+    template = _build_runner(name, images, container, mounts, Role.WORKER, secret=key)
     template["spec"]["topologySpreadConstraints"] = _spread(selector_of(name, Role.WORKER))
     return template
 
@@ -277,26 +261,16 @@ def build_driver_pod(processor: Processor, images: Images) -> dict[str, Any]:
     spark = processor.spec.spark
     if spark is None:
         raise ValueError("engine Spark without spark")
-    volumes, mounts = _mounts(processor)
-    mounts.append({"name": "config", "mountPath": EXECUTOR_PATH, "subPath": EXECUTOR_KEY, "readOnly": True})
+    mounts = _mount_all(processor)
+    mounts.mount("config", EXECUTOR_PATH, subPath=EXECUTOR_KEY, readOnly=True)
     if not spark.shares(spark.query_checkpoint_path):
         # The database is the authority: a lost query checkpoint costs a plan, not a message.
-        volumes.append({"name": "query-checkpoint", "emptyDir": {}})
-        mounts.append({"name": "query-checkpoint", "mountPath": spark.query_checkpoint_path})
-    container = _container(
-        DRIVER_CONTAINER, spark.image or images.spark, mounts, _resources(spark.driver.resources, Role.DRIVER)
-    )
-    container |= {
-        "ports": [
-            {"name": "http", "containerPort": STATUS_PORT},
-            {"name": "driver", "containerPort": DRIVER_PORT},
-            {"name": "blockmanager", "containerPort": BLOCK_MANAGER_PORT},
-            {"name": "ui", "containerPort": UI_PORT},
-        ],
-        **_probes(patience=12),
-    }
+        mounts.add("query-checkpoint", spark.query_checkpoint_path, {"emptyDir": {}})
+    container = _container(DRIVER_CONTAINER, spark.image or images.spark, spark.driver.resources, Role.DRIVER)
+    ports = {"driver": DRIVER_PORT, "blockmanager": BLOCK_MANAGER_PORT, "ui": UI_PORT}
+    container["ports"] = [{"name": name, "containerPort": port} for name, port in ports.items()]
     key = images.keys.secret_name(processor.name, processor.uid)
-    template = _with_key(build_pod(processor.name, images, container, volumes, Role.DRIVER), key, images.keys)
+    template = _build_runner(processor.name, images, container, mounts, Role.DRIVER, secret=key, patience=12)
     template["spec"] |= {
         "serviceAccountName": driver_name(processor.name),
         "automountServiceAccountToken": True,
@@ -318,14 +292,14 @@ def build_job_pod(
         config: processor.json, which the pod carries itself.
 
     """
-    volumes, mounts = build_connections(secrets_of(processor))
+    mounts = Mounts()
     carried = {"path": CONFIG_KEY, "fieldRef": {"fieldPath": f"metadata.annotations['{CONFIG_ANNOTATION}']"}}
-    volumes.insert(0, {"name": "config", "downwardAPI": {"items": [carried]}})
-    mounts.insert(0, _CONFIG_MOUNT)
-    image = processor.spec.worker.image or images.worker
-    container = _container(WORKER_CONTAINER, image, mounts, DEFAULT_RESOURCES[Role.CLAIM])
+    mounts.add_config({"downwardAPI": {"items": [carried]}})
+    mounts.add_scratch()
+    mounts.add_connections(secrets_of(processor))
+    container = _container(WORKER_CONTAINER, processor.spec.worker.image or images.worker, None, Role.CLAIM)
     container["args"] = arguments
-    template = build_pod(processor.name, images, container, volumes, role)
+    template = build_pod(processor.name, images, container, mounts, role)
     template["metadata"]["annotations"] = {CONFIG_ANNOTATION: config}
     template["spec"] |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": 5}
     spark = processor.spec.spark

@@ -20,9 +20,8 @@ from outbox_operator.rendering.pods import (
     EXECUTOR_CONTAINER,
     EXECUTOR_PATH,
     UI_PORT,
-    build_mounts,
+    Mounts,
     build_pod,
-    container_security,
 )
 
 if TYPE_CHECKING:
@@ -75,13 +74,12 @@ def build_plan(processor: Processor, spark: Spark, images: Images) -> SparkPlan:
 
 def build_executor_template(processor: Processor, spark: Spark, images: Images) -> str:
     """Build the pod template file that the driver makes executors from."""
-    volumes, mounts = build_mounts(processor, {"source": processor.spec.source.connection.secret_ref.name})
-    container = {"name": EXECUTOR_CONTAINER, "securityContext": container_security(), "volumeMounts": mounts}
-    template = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        **build_pod(processor.name, images, container, volumes, Role.EXECUTOR),
-    }
+    mounts = Mounts()
+    mounts.add_scratch()
+    mounts.add_connections({"source": processor.spec.source.connection.secret_ref.name})
+    mounts.add_code(processor)
+    pod = build_pod(processor.name, images, {"name": EXECUTOR_CONTAINER}, mounts, Role.EXECUTOR)
+    template = {"apiVersion": "v1", "kind": "Pod", **pod}
     template["spec"] |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": 20}
     text: str = yaml.safe_dump(merge(template, spark.executor.pod_template or {}), sort_keys=True)
     return text
@@ -113,13 +111,8 @@ def build_rights(processor: Processor, images: Images) -> list[dict[str, Any]]:
             "publishNotReadyAddresses": True,
             "selector": selector_of(processor.name, Role.DRIVER),
             "ports": [
-                {"name": "driver", "port": DRIVER_PORT, "protocol": "TCP", "targetPort": DRIVER_PORT},
-                {
-                    "name": "blockmanager",
-                    "port": BLOCK_MANAGER_PORT,
-                    "protocol": "TCP",
-                    "targetPort": BLOCK_MANAGER_PORT,
-                },
+                {"name": name, "port": port, "protocol": "TCP", "targetPort": port}
+                for name, port in (("driver", DRIVER_PORT), ("blockmanager", BLOCK_MANAGER_PORT))
             ],
         },
     }
