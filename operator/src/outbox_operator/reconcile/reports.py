@@ -15,7 +15,7 @@ import os
 import secrets
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +39,7 @@ from outbox_operator.watch.store import Body, Store, is_shared, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
 
     from outbox_core.report import Intent, Report
     from outbox_operator.api.keys import Keys
@@ -75,14 +76,6 @@ class Heard:
     def reachable(self) -> bool:
         """Whether it still answers."""
         return bool(self.reports) and self.missed < PATIENCE
-
-    def news(self) -> dict[str, Any]:
-        """Say what is known, by the name of the resource: if that changes, it is news."""
-        return {name: news_in(report) for name, report in self.reports.items()}
-
-    def figures(self) -> dict[str, Any]:
-        """Say what status shows and moves all the time, in the same way."""
-        return {name: figures_in(report) for name, report in self.reports.items()}
 
 
 class Reporters:
@@ -142,39 +135,36 @@ class Reporters:
         self._moved = time.monotonic()
 
     async def _ask(self, session: aiohttp.ClientSession, pod: Body) -> None:
-        entry, key = self._heard.setdefault(_uid(pod), Heard()), key_of(pod)
-        before, news, figures = (entry.reachable, entry.unreachable_message), entry.news(), entry.figures()
+        entry, namespace = self._heard.setdefault(_uid(pod), Heard()), key_of(pod)[0]
+        before = replace(entry)
         answer = await self._fetch(session, pod) if _answers(pod) else None
         if isinstance(answer, list):
-            entry.reports = _by_name(pod, answer)
-            entry.missed = 0
+            entry.reports = (
+                {each.resource.name: each for each in answer} if is_shared(pod) else {key_of(pod)[1]: answer[0]}
+            )
+            entry.missed, entry.unreachable_message = 0, ""
         else:
             entry.missed += 1
+            entry.unreachable_message = self._describe_unreachable(pod, entry, answer)
             if entry.missed == PATIENCE:
-                name = "/".join((key[0], pod["metadata"]["name"]))
+                name = "/".join((namespace, pod["metadata"]["name"]))
                 log.info("a pod is not heard", extra={"pod": name, "why": answer.words if answer is not None else ""})
-        entry.unreachable_message = self._describe_unreachable(
-            pod, entry, answer if isinstance(answer, Unreachable) else None
-        )
-        everyone = (entry.reachable, entry.unreachable_message) != before
-        told, moved = entry.news(), entry.figures()
+        everyone = (entry.reachable, entry.unreachable_message) != (before.reachable, before.unreachable_message)
         for name in resources_of(pod):
-            about = key[0], name
-            if everyone or told.get(name) != news.get(name):
+            about, was, now = (namespace, name), before.reports.get(name), entry.reports.get(name)
+            if everyone or news_in(now) != news_in(was):
                 self._notify(about, self._limiters[about].wait(time.monotonic()))
-            elif moved.get(name) != figures.get(name):
+            elif figures_in(now) != figures_in(was):
                 self._notify(about, FIGURES_EVERY)
 
     def _describe_unreachable(self, pod: Body, entry: Heard, unreachable: Unreachable | None) -> str:
-        """Say why a pod is not heard; empty while it is, or may only need a moment."""
+        """Say why a pod is not heard; empty while it may only need a moment."""
         owner = self._find_owner(pod)
         if unreachable is None or owner is None:
             return ""
         # One that was heard before needs no time to start.
-        was_heard = bool(entry.reports) and entry.missed > 0
-        if not (entry.missed >= PATIENCE if was_heard else is_overdue(pod, datetime.now(UTC))):
-            return ""
-        return describe_unreachable(unreachable, pod, self._namespace, self._keys.secret_name(*owner))
+        told = entry.missed >= PATIENCE if entry.reports else is_overdue(pod, datetime.now(UTC))
+        return describe_unreachable(unreachable, pod, self._namespace, self._keys.secret_name(*owner)) if told else ""
 
     def _find_owner(self, pod: Body) -> tuple[str, str] | None:
         """Find for whom a pod's key was made: its name, and what the key is derived of; None: it is gone."""
@@ -193,7 +183,7 @@ class Reporters:
         question = ask("GET", "/status", _uid(pod), self._keys.of(owner[1]))
         try:
             async with self._slots:
-                return await fetch_reports(session, _place(pod), question, most=len(resources_of(pod)))
+                return await fetch_reports(session, f"http://{address_of(pod)}", question, most=len(resources_of(pod)))
         except (aiohttp.ClientError, TimeoutError, OSError) as err:
             return classify_error(err)
 
@@ -230,6 +220,11 @@ class Asked:
         """What goes with it."""
         return {NONCE_HEADER: self.nonce, SIGNATURE_HEADER: self.signature, "Content-Type": "application/json"}
 
+    def send(self, session: aiohttp.ClientSession, place: str) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Send it to a process, and to no other one that this sends it on to."""
+        url, data = f"{place}{self.path}", self.body or None
+        return session.request(self.method, url, data=data, headers=self.headers, allow_redirects=False)
+
 
 def ask(method: str, path: str, pod_uid: str, key: bytes, body: bytes = b"") -> Asked:
     """Sign a question to a pod."""
@@ -248,8 +243,7 @@ async def fetch_reports(
         aiohttp.ClientError, TimeoutError, OSError: it does not answer.
 
     """
-    url = f"{place}{asked.path}"
-    async with session.request(asked.method, url, headers=asked.headers, allow_redirects=False) as answer:
+    async with asked.send(session, place) as answer:
         if answer.status != 200:
             cause = Cause.OTHER_KEY if answer.status == 401 else Cause.NO_WORKER
             return Unreachable(cause, f"it answers {answer.status}")
@@ -285,19 +279,9 @@ def resources_of(pod: Body) -> list[str]:
     return list(read_parts(pod["metadata"])) if is_shared(pod) else [key_of(pod)[1]]
 
 
-def _by_name(pod: Body, reports: list[Report]) -> dict[str, Report]:
-    if not is_shared(pod):
-        return {key_of(pod)[1]: reports[0]}
-    return {report.resource.name: report for report in reports}
-
-
 def _answers(pod: Body) -> bool:
     status = pod.get("status") or {}
     return role_of(pod) in RUNNERS and status.get("phase") == "Running" and bool(status.get("podIP"))
-
-
-def _place(pod: Body) -> str:
-    return f"http://{address_of(pod)}"
 
 
 def news_in(report: Report | None) -> Any:
@@ -368,9 +352,8 @@ async def tell_intent(pods: list[Body], intent: Intent, key: bytes, resources: l
 
     async def tell(session: aiohttp.ClientSession, pod: Body) -> None:
         asked = ask("POST", "/intent", _uid(pod), key, body)
-        url = f"{_place(pod)}{asked.path}"
         try:
-            async with session.post(url, data=asked.body, headers=asked.headers, allow_redirects=False) as answer:
+            async with asked.send(session, f"http://{address_of(pod)}") as answer:
                 if answer.status != 200:
                     log.warning("intent refused", extra={"pod": pod["metadata"]["name"], "status": answer.status})
         except (aiohttp.ClientError, TimeoutError, OSError) as err:

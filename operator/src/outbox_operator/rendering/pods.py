@@ -52,6 +52,16 @@ DEFAULT_RESOURCES: Final[dict[Role, dict[str, Any]]] = {
 }
 
 
+_SECURITY: Final = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+"""Of every container."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mounts:
     """The volumes of a pod, and where its container has them."""
@@ -92,17 +102,6 @@ class Mounts:
             self.add("handler", HANDLER_PATH, {"configMap": {"name": config_map}}, readOnly=True)
         for volume in spark.volumes if spark is not None else ():
             self.add(volume.name, volume.mount_path, {"persistentVolumeClaim": {"claimName": volume.claim_name}})
-
-
-def container_security() -> dict[str, Any]:
-    """Build a container's security context."""
-    return {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "runAsNonRoot": True,
-        "capabilities": {"drop": ["ALL"]},
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
 
 
 def _field(name: str, path: str) -> dict[str, Any]:
@@ -155,7 +154,7 @@ def build_pod(name: str, images: Images, container: dict[str, Any], mounts: Moun
                 "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            "containers": [{**container, "securityContext": container_security(), "volumeMounts": mounts.mounts}],
+            "containers": [{**container, "securityContext": _SECURITY, "volumeMounts": mounts.mounts}],
             "volumes": mounts.volumes,
         },
     }
