@@ -451,6 +451,14 @@ class Processor(SpecModel):
         """The resource in the world."""
         return ResourceRef(cluster=self.cluster, namespace=self.namespace, name=self.name, uid=self.uid)
 
+    @property
+    def successor(self) -> ResourceRef | None:
+        """The resource that shall own the processorId from now on: `spec.handOverTo`."""
+        target = self.spec.hand_over_to
+        if target is None:
+            return None
+        return ResourceRef(cluster=target.cluster or self.cluster, namespace=target.namespace, name=target.name)
+
 
 Parse = Callable[[dict[str, Any]], Processor]
 """Reads a resource as this installation allows it."""

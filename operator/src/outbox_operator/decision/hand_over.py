@@ -31,25 +31,17 @@ class HandOverStep:
     FAILED: Final = "Failed"
 
 
-def hand_over_target(processor: Processor) -> str:
-    """Write the new owner as cluster/namespace/name."""
-    target = processor.spec.hand_over_to
-    if target is None:
-        return ""
-    return f"{target.cluster or processor.cluster}/{target.namespace}/{target.name}"
-
-
 def hand_over_job_name(processor: Processor) -> str:
     """Name the transfer's job; another target, or a corrected spec, is another job."""
-    text = f"{hand_over_target(processor)}@{processor.generation}"
+    text = f"{processor.successor}@{processor.generation}"
     return child_name(processor.name, f"give-{hashlib.sha256(text.encode()).hexdigest()[:5]}")
 
 
 def build_hand_over(observed: Observed, now: datetime) -> HandOverStatus | None:
     """Say how far the hand-over is; None when none is asked for."""
-    target = hand_over_target(observed.processor)
-    if not target:
+    if observed.processor.successor is None:
         return None
+    target = str(observed.processor.successor)
     previous = observed.previous.hand_over
     if previous is not None and previous.to == target and previous.step == HandOverStep.DONE:
         return previous

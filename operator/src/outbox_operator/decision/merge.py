@@ -19,7 +19,6 @@ from outbox_core.report import (
     RebuildState,
     RebuildView,
     Report,
-    ResourceRef,
     WorkerState,
 )
 from outbox_operator.api.naming import label_decision
@@ -66,14 +65,12 @@ def merge_reports(observed: Observed, now: datetime) -> Facts:
     conflicts = merge_conflicts(observed, resolution)
     hand_over = build_hand_over(observed, now)
     ownership = merge_ownership(observed, now)
-    spec = observed.processor.spec
-    if spec.hand_over_to is not None and hand_over is not None and hand_over.step == HandOverStep.DONE:
-        target = spec.hand_over_to
-        holder = ResourceRef(
-            cluster=target.cluster or observed.processor.cluster, namespace=target.namespace, name=target.name
-        )
+    if hand_over is not None and hand_over.step == HandOverStep.DONE:
         ownership = OwnershipStatus(
-            state=OwnershipState.HANDED_OVER, holder=holder, tries=ownership.tries, last_try=hand_over.time
+            state=OwnershipState.HANDED_OVER,
+            holder=observed.processor.successor,
+            tries=ownership.tries,
+            last_try=hand_over.time,
         )
     open_now = conflicts.open
     lead = lead_report(observed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
-from outbox_core.report import ExitCode, Report, ResourceRef, WorkerState
+from outbox_core.report import ExitCode, ResourceRef, WorkerState
 from outbox_operator.api.naming import child_name
 from outbox_operator.api.observed import OWNING_STATES, JobView, Observed, PodView, Role
 from outbox_operator.api.status import OwnershipStatus
@@ -69,19 +69,11 @@ def _by_this_clock(ownership: OwnershipStatus, now: datetime) -> OwnershipStatus
 def _read_claim(observed: Observed) -> tuple[bool, ResourceRef | None] | None:
     """What running workers say about the claim: (ours, holder); None when none knows."""
     for report in observed.reports:
-        said = _claim_in(report, observed.processor.uid)
-        if said is not None:
-            return said
-    return None
-
-
-def _claim_in(report: Report, uid: str) -> tuple[bool, ResourceRef | None] | None:
-    if report.state is WorkerState.CLAIM_REFUSED:
-        return False, report.claim_holder
-    if report.state in OWNING_STATES:
-        return True, None
-    if report.claim_holder is not None and report.claim_holder.uid == uid:
-        return True, None
+        holder = report.claim_holder
+        if report.state is WorkerState.CLAIM_REFUSED:
+            return False, holder
+        if report.state in OWNING_STATES or (holder is not None and holder.uid == observed.processor.uid):
+            return True, None
     return None
 
 
@@ -106,18 +98,13 @@ def _hurry(observed: Observed, ownership: OwnershipStatus, now: datetime) -> Own
     if ownership.state != OwnershipState.REFUSED:
         return ownership
     last = ownership.last_try
-    given = [s.handed_over_at for s in observed.siblings if s.handed_over_to == str(_place(observed))]
+    given = [s.handed_over_at for s in observed.siblings if s.handed_over_to == str(observed.processor.ref)]
     offered = any(at is not None and (last is None or last <= at) for at in given)
     if not (observed.holder_gone or offered):
         return ownership
     soonest = now if last is None else max(now, last + QUICK_TRY)
     planned = ownership.next_try
     return ownership.model_copy(update={"next_try": soonest if planned is None else min(planned, soonest)})
-
-
-def _place(observed: Observed) -> str:
-    processor = observed.processor
-    return f"{processor.cluster}/{processor.namespace}/{processor.name}"
 
 
 def claim_job_name(name: str, tries: int) -> str:
@@ -140,28 +127,26 @@ def _after_try(
     job, pod = tried
     if job.succeeded:
         return OwnershipStatus(state=OwnershipState.GRANTED, tries=previous.tries + 1, last_try=now)
-    holder, state = previous.holder, previous.state
-    if pod is not None and pod.exit_code == ExitCode.CLAIM_HELD and pod.last_words is not None:
-        holder, state = pod.last_words.claim_holder or holder, OwnershipState.REFUSED
     words = pod.last_words if pod is not None else None
-    unasked = words if words is not None and words.state is WorkerState.UNAVAILABLE else None
+    holder, state = previous.holder, previous.state
+    if pod is not None and pod.exit_code == ExitCode.CLAIM_HELD and words is not None:
+        holder, state = words.claim_holder or holder, OwnershipState.REFUSED
+    unasked = words is not None and words.state is WorkerState.UNAVAILABLE
     attempts = previous.attempts + 1
-    wait = next_try_after(attempts, observed.processor.uid)
-    if state == OwnershipState.TRYING:
-        wait = min(wait, LONGEST_ASKING)
+    wait = _next_try_after(attempts, observed.processor.uid)
     return OwnershipStatus(
         state=state,
         holder=holder,
         attempts=attempts,
         tries=previous.tries + 1,
         last_try=now,
-        next_try=now + wait,
-        problem=unasked.reason if unasked is not None else None,
-        problem_message=unasked.message if unasked is not None else None,
+        next_try=now + (min(wait, LONGEST_ASKING) if state == OwnershipState.TRYING else wait),
+        problem=words.reason if words is not None and unasked else None,
+        problem_message=words.message if words is not None and unasked else None,
     )
 
 
-def next_try_after(attempts: int, uid: str) -> timedelta:
+def _next_try_after(attempts: int, uid: str) -> timedelta:
     """Wait between tries: 10 s doubled up to 5 min, and spread."""
     doublings: int = 1 << min(max(attempts - 1, 0), 10)
     return min(FIRST_TRY * doublings, LONGEST_TRY) * (1 + SPREAD * (sum(uid.encode()) % 100) / 100)

@@ -33,6 +33,28 @@ class Cause(StrEnum):
     OTHER = "the connection fails"
 
 
+_ALLOW: Final = (
+    "allow ingress to TCP port {port} of the pods of namespace {namespace} from namespace {operator} "
+    "(docs/security.md, Who may reach whom)"
+)
+_EXCLUDE: Final = (
+    "Where a service mesh or another container takes port {port}, exclude that port "
+    "(docs/security.md, Who may reach whom)"
+)
+_REMEDIES: Final = {
+    Cause.NO_CONNECTION: f"Where a NetworkPolicy or a firewall is between them, {_ALLOW}",
+    Cause.NO_ANSWER: "See its log, and whether its node is overloaded",
+    Cause.REFUSED: (f"See whether its image serves that port; where a NetworkPolicy rejects the connection, {_ALLOW}"),
+    Cause.CLOSED: _EXCLUDE,
+    Cause.NO_WORKER: _EXCLUDE,
+    Cause.OTHER_KEY: (
+        "See that no other operator serves namespace {namespace} (kubectl outbox status). Then delete Secret {secret} "
+        "and this pod: both are made again"
+    ),
+    Cause.OTHER: f"See that its node is reached from the operator's; where a NetworkPolicy is between them, {_ALLOW}",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Unreachable:
     """Why a pod is not heard; `detail` is what was met, without figures that change from one question to the next."""
@@ -51,17 +73,20 @@ def describe_unreachable(unreachable: Unreachable, pod: Body, operator: str, sec
 
     `operator` is the operator's namespace, `secret` the Secret that the pod has its key from.
     """
+    meta = pod["metadata"]
+    remedy = _REMEDIES[unreachable.cause].format(
+        port=STATUS_PORT, namespace=meta["namespace"], operator=operator, secret=secret
+    )
     return (
-        f"pod {pod['metadata']['name']} runs, and the operator does not hear it at {address_of(pod)}: "
-        f"{unreachable.words}. {_build_remedy(unreachable.cause, pod, operator, secret)}"
+        f"pod {meta['name']} runs, and the operator does not hear it at {address_of(pod)}: "
+        f"{unreachable.words}. {remedy}"
     )
 
 
 def describe_all_unreachable(unreachable: tuple[str, ...]) -> str:
     """Say the first in full, and how many more there are."""
-    return (
-        f"{unreachable[0]}; {len(unreachable) - 1} more pods are not heard" if len(unreachable) > 1 else unreachable[0]
-    )
+    more = len(unreachable) - 1
+    return f"{unreachable[0]}; {more} more pods are not heard" if more else unreachable[0]
 
 
 def address_of(pod: Body) -> str:
@@ -70,54 +95,12 @@ def address_of(pod: Body) -> str:
     return f"{f'[{ip}]' if ':' in ip else ip}:{STATUS_PORT}"
 
 
-def _build_remedy(cause: Cause, pod: Body, operator: str, secret: str) -> str:
-    namespace = pod["metadata"]["namespace"]
-    allow = (
-        f"allow ingress to TCP port {STATUS_PORT} of the pods of namespace {namespace} from namespace {operator} "
-        "(docs/security.md, Who may reach whom)"
-    )
-    match cause:
-        case Cause.NO_CONNECTION:
-            return f"Where a NetworkPolicy or a firewall is between them, {allow}"
-        case Cause.REFUSED:
-            return f"See whether its image serves that port; where a NetworkPolicy rejects the connection, {allow}"
-        case Cause.CLOSED | Cause.NO_WORKER:
-            return (
-                f"Where a service mesh or another container takes port {STATUS_PORT}, exclude that port "
-                f"(docs/security.md, Who may reach whom)"
-            )
-        case Cause.OTHER_KEY:
-            return (
-                f"See that no other operator serves namespace {namespace} (kubectl outbox status). Then delete "
-                f"Secret {secret} and this pod: both are made again"
-            )
-        case Cause.NO_ANSWER:
-            return "See its log, and whether its node is overloaded"
-        case Cause.OTHER:
-            return f"See that its node is reached from the operator's; where a NetworkPolicy is between them, {allow}"
-
-
 def is_overdue(pod: Body, now: datetime) -> bool:
     """Tell whether a running pod that was never heard had the time to be."""
-    ready = _time_ready(pod)
-    if ready is not None:
-        return now - ready > READY_FOR
-    started = [_time(each.get("state", {}).get("running", {}).get("startedAt")) for each in _containers(pod)]
-    times = [time for time in started if time is not None]
-    return bool(times) and now - max(times) > STARTED_FOR
-
-
-def _time_ready(pod: Body) -> datetime | None:
-    for condition in pod["status"].get("conditions") or ():
-        if condition["type"] == "Ready" and condition["status"] == "True":
-            return _time(condition.get("lastTransitionTime"))
-    return None
-
-
-def _containers(pod: Body) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = pod["status"].get("containerStatuses") or []
-    return found
-
-
-def _time(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None
+    status = pod["status"]
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "Ready" and condition["status"] == "True" and "lastTransitionTime" in condition:
+            return now - datetime.fromisoformat(condition["lastTransitionTime"]) > READY_FOR
+    running = [each.get("state", {}).get("running", {}) for each in status.get("containerStatuses") or ()]
+    started = [datetime.fromisoformat(each["startedAt"]) for each in running if "startedAt" in each]
+    return bool(started) and now - max(started) > STARTED_FOR

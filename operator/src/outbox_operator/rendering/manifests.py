@@ -32,7 +32,6 @@ from outbox_operator.api.naming import (
     workload_name,
 )
 from outbox_operator.api.observed import Origin, Role
-from outbox_operator.decision.hand_over import hand_over_target
 from outbox_operator.decision.rollout import Rollout, format_rendered
 from outbox_operator.rendering.pods import CONFIG_KEY, EXECUTOR_KEY, build_driver_pod, build_job_pod, build_worker_pod
 from outbox_operator.rendering.spark import build_executor_template, build_plan, build_rights
@@ -239,7 +238,7 @@ def build_job(
     processor: Processor, images: Images, name: str, role: Role, sweep_uids: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Build a short-lived job that tries the claim, which those of `sweep_uids` may not keep, or gives it away."""
-    arguments = ["--try-claim"] if role is Role.CLAIM else ["--hand-over", hand_over_target(processor)]
+    arguments = ["--try-claim"] if role is Role.CLAIM else ["--hand-over", str(processor.successor)]
     return _job(processor, images, name, role, arguments, sweep_uids)
 
 
