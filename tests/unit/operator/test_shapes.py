@@ -331,4 +331,4 @@ def test_the_store_finds_resources_by_processor_id():
     assert len(store.with_processor_id("other")) == 1
     store.remove(body(3))
     assert store.with_processor_id("other") == []
-    assert not store._by_id, "names come and go, and must leave nothing"
+    assert not any(store._indexes.values()), "names come and go, and must leave nothing"

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
 
 from outbox_operator.api.naming import PROCESSOR_LABEL, SHARED_PREFIX, SLOT_ANNOTATION, shared_label
 from outbox_operator.api.resources import KIND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Hashable, Iterable, Iterator
 
     from outbox_operator.watch.workqueue import Key
 
@@ -79,6 +80,20 @@ class Listing:
     version: int
 
 
+class _Index(StrEnum):
+    """By what objects are found beside their names."""
+
+    CHILD = "child"
+    """Of all but resources: by the key of the resource, or of the group, that their label names."""
+    SHARED_POD = "shared pod"
+    """By namespace."""
+    SLOT = "slot"
+    """Workloads whose pods an upgrade of the operator replaces (`slots.py`), by the key of their resource."""
+    PROCESSOR_ID = "processor id"
+    GROUP = "group"
+    """Resources, by the key of the objects that they share."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Kept:
     """An object as JSON, which takes a quarter of the memory, beside what is looked at without parsing it.
@@ -86,27 +101,15 @@ class _Kept:
     Pods stay as they are: all of them are looked through every two seconds.
     """
 
-    namespace: str
     uid: str
     version: int
-    key: Key
-    processor_id: str
-    """Of a resource; else empty."""
-    group: Key | None
-    """Of a resource: namespace and label of the pods that it shares."""
-    has_slot: bool
+    found_by: tuple[tuple[_Index, Hashable], ...]
     content: bytes | Body
 
     @classmethod
     def of(cls, body: Body) -> _Kept:
-        meta, kind = body["metadata"], body["kind"]
-        content = body if kind == "Pod" else json.dumps(body, separators=(",", ":")).encode()
-        processor_id = processor_id_of(body) if kind == KIND else ""
-        group = group_of(body) if kind == KIND else None
-        return cls(
-            meta["namespace"], meta["uid"], version_of(body), key_of(body), processor_id, group, holds_slot(body),
-            content,
-        )  # fmt: skip
+        content = body if body["kind"] == "Pod" else json.dumps(body, separators=(",", ":")).encode()
+        return cls(body["metadata"]["uid"], version_of(body), tuple(_find_by(body)), content)
 
     @property
     def body(self) -> Body:
@@ -117,6 +120,20 @@ class _Kept:
         return found
 
 
+def _find_by(body: Body) -> Iterator[tuple[_Index, Hashable]]:
+    """List by what an object is found."""
+    if body["kind"] == KIND:
+        yield _Index.PROCESSOR_ID, processor_id_of(body)
+        if (group := group_of(body)) is not None:
+            yield _Index.GROUP, group
+        return
+    yield _Index.CHILD, key_of(body)
+    if body["kind"] == "Pod" and is_shared(body):
+        yield _Index.SHARED_POD, body["metadata"]["namespace"]
+    if body["kind"] in ("Deployment", "StatefulSet") and SLOT_ANNOTATION in (body["metadata"].get("annotations") or {}):
+        yield _Index.SLOT, key_of(body)
+
+
 class Store:
     """Objects by kind, namespace and name, with the indexes that deciding needs."""
 
@@ -124,14 +141,8 @@ class Store:
         """Start empty; objects of `namespaces` will be put in, or of all where none is named."""
         self._namespaces = namespaces
         self._objects: defaultdict[str, dict[tuple[str, str], _Kept]] = defaultdict(dict)
-        self._children: defaultdict[Key, set[Place]] = defaultdict(set)
-        self._by_id: defaultdict[str, set[Key]] = defaultdict(set)
-        self._by_group: defaultdict[Key, set[Key]] = defaultdict(set)
-        self._shared_pods: defaultdict[str, set[Place]] = defaultdict(set)
-        """By namespace."""
+        self._indexes: dict[_Index, defaultdict[Any, set[Place]]] = {each: defaultdict(set) for each in _Index}
         self._gone: dict[str, int] = {}
-        self.slots: set[Key] = set()
-        """Resources whose workload says that an upgrade of the operator replaces its pods (`slots.py`)."""
 
     def covers(self, namespace: str) -> bool:
         """Tell whether a resource there would be known."""
@@ -144,16 +155,8 @@ class Store:
         place, kept = place_of(body), _Kept.of(body)
         self._drop(place)
         self._objects[place[0]][place[1:]] = kept
-        if body["kind"] == KIND:
-            self._by_id[kept.processor_id].add(kept.key)
-            if kept.group is not None:
-                self._by_group[kept.group].add(kept.key)
-        else:
-            self._children[kept.key].add(place)
-            if place[0] == "Pod" and kept.key[1].startswith(SHARED_PREFIX):
-                self._shared_pods[place[1]].add(place)
-        if kept.has_slot:
-            self.slots.add(kept.key)
+        for index, value in kept.found_by:
+            self._indexes[index][value].add(place)
         return True
 
     def remove(self, body: Body) -> None:
@@ -186,8 +189,8 @@ class Store:
         present = {body["metadata"]["uid"] for body in listing.bodies}
         gone = [
             kept.body
-            for kept in self._objects[listing.kind].values()
-            if listing.namespace in ("", kept.namespace) and kept.uid not in present and kept.version <= listing.version
+            for (namespace, _), kept in self._objects[listing.kind].items()
+            if listing.namespace in ("", namespace) and kept.uid not in present and kept.version <= listing.version
         ]
         return [{**body, "metadata": {**body["metadata"], "resourceVersion": str(listing.version)}} for body in gone]
 
@@ -196,22 +199,24 @@ class Store:
 
     def _drop(self, place: Place) -> None:
         known = self._objects[place[0]].pop(place[1:], None)
-        if known is None:
-            return
-        if place[0] == KIND:
-            _discard(self._by_id, known.processor_id, known.key)
-            if known.group is not None:
-                _discard(self._by_group, known.group, known.key)
-        else:
-            _discard(self._children, known.key, place)
-            _discard(self._shared_pods, place[1], place)
-        if known.has_slot:
-            self.slots.discard(known.key)
+        for index, value in known.found_by if known is not None else ():
+            found = self._indexes[index]
+            found[value].discard(place)
+            if not found[value]:
+                del found[value]  # names come and go as long as the process lives
+
+    def _places(self, index: _Index, value: Hashable) -> list[Place]:
+        return sorted(self._indexes[index].get(value, ()))
 
     @property
     def processors(self) -> int:
         """How many processors there are: resources that ask for the same processorId are one."""
-        return len(self._by_id)
+        return len(self._indexes[_Index.PROCESSOR_ID])
+
+    @property
+    def slots(self) -> set[Key]:
+        """Resources whose workload says that an upgrade of the operator replaces its pods."""
+        return set(self._indexes[_Index.SLOT])
 
     def get(self, kind: str, namespace: str, name: str) -> Body | None:
         """Look an object up."""
@@ -224,38 +229,27 @@ class Store:
 
     def children(self, key: Key, *kinds: str) -> list[Body]:
         """List what is labelled with a resource's name, by name."""
-        return self._bodies(place for place in self._children.get(key, ()) if place[0] in kinds)
+        return self._bodies(place for place in self._places(_Index.CHILD, key) if place[0] in kinds)
 
     def shared_pods(self, namespace: str) -> list[Body]:
         """List the pods of a namespace that resources share, by name."""
-        return self._bodies(self._shared_pods.get(namespace, ()))
-
-    def _bodies(self, places: Iterable[Place]) -> list[Body]:
-        return [self._objects[kind][namespace, name].body for kind, namespace, name in sorted(places)]
+        return self._bodies(self._places(_Index.SHARED_POD, namespace))
 
     def with_processor_id(self, processor_id: str) -> list[Body]:
         """List the resources that ask for a processorId."""
-        return [body for key in sorted(self._by_id.get(processor_id, ())) if (body := self.resource(key)) is not None]
+        return self._bodies(self._places(_Index.PROCESSOR_ID, processor_id))
 
     def in_group(self, group: Key) -> list[Key]:
         """List the resources that share pods, by name."""
-        return sorted(self._by_group.get(group, ()))
+        return [place[1:] for place in self._places(_Index.GROUP, group)]
+
+    def _bodies(self, places: Iterable[Place]) -> list[Body]:
+        return [self._objects[kind][namespace, name].body for kind, namespace, name in places]
 
     def all_of(self, kind: str) -> list[Body]:
         """List a kind."""
         # Copied at once: metrics are read on a thread of their own.
         return [kept.body for kept in list(self._objects[kind].values())]
-
-
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-def _discard(index: dict[K, set[V]], key: K, value: V) -> None:
-    """Take a value out of an index, and its key with the last one: names come and go as long as the process lives."""
-    index[key].discard(value)
-    if not index[key]:
-        del index[key]
 
 
 def processor_id_of(body: Body) -> str:
@@ -267,13 +261,6 @@ def group_of(body: Body) -> Key | None:
     """Say which pods a resource shares: the key of the objects that are made for them; None: it has its own."""
     group = ((body.get("spec") or {}).get("worker") or {}).get("shared")
     return None if group is None else (body["metadata"]["namespace"], shared_label(str(group)))
-
-
-def holds_slot(body: Body) -> bool:
-    """Tell whether a workload holds a slot of the budget for upgrades of the operator."""
-    return body["kind"] in ("Deployment", "StatefulSet") and SLOT_ANNOTATION in (
-        body["metadata"].get("annotations") or {}
-    )
 
 
 _KEPT_SPEC: Final = {

@@ -6,13 +6,12 @@ What watches and reports tell only puts keys in here.
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import logging
 import random
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
+
+from outbox_operator.cluster.kube import KubeError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -37,41 +36,54 @@ class KeyedQueue:
         """Start with an empty queue; `run` does the work."""
         self._work = work
         self._workers = workers
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        """Of keys that are not due yet."""
         self._due: dict[Key, float] = {}
-        self._heap: list[tuple[float, int, Key]] = []
+        """Keys that are due, in this order, and since when."""
         self._busy: set[Key] = set()
         self._failures: dict[Key, int] = {}
-        self._order = itertools.count()
         self._changed = asyncio.Event()
         self._moved = time.monotonic()
-        """When work ended last, or no key was due."""
+        """When work ended last."""
 
     def add(self, key: Key, delay: float = 0.0) -> None:
         """Ask for the key to be worked on in `delay` seconds, or sooner if that was asked before."""
-        when = time.monotonic() + delay
-        if key in self._due and self._due[key] <= when:
+        when, planned = time.monotonic() + delay, self._timers.get(key)
+        if key in self._due or (planned is not None and planned.when() <= when):
             return
-        self._due[key] = when
-        heapq.heappush(self._heap, (when, next(self._order), key))
+        if delay <= 0:
+            self._make_due(key)
+            return
+        if planned is not None:
+            planned.cancel()
+        self._timers[key] = asyncio.get_running_loop().call_at(when, self._make_due, key)
+
+    def _make_due(self, key: Key) -> None:
+        self._stop_timer(key)
+        self._due[key] = time.monotonic()
         self._changed.set()
+
+    def _stop_timer(self, key: Key) -> None:
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
 
     def forget(self, key: Key) -> None:
         """Drop the key."""
+        self._stop_timer(key)
         self._due.pop(key, None)
         self._failures.pop(key, None)
 
     @property
     def depth(self) -> int:
         """How many keys are due and wait."""
-        now = time.monotonic()
-        return sum(when <= now for when in self._due.values())
+        return len(self._due)
 
     @property
     def stuck_seconds(self) -> float:
         """For how long keys have been due and none was worked off."""
-        now = time.monotonic()
-        due = [when for when in self._due.values() if when <= now]
-        return now - max(self._moved, min(due)) if due else 0.0
+        first = next(iter(self._due.values()), None)
+        return 0.0 if first is None else time.monotonic() - max(self._moved, first)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -98,39 +110,17 @@ class KeyedQueue:
     def _back_off(self, key: Key, err: Exception) -> float:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         wait = min(FIRST_BACKOFF * (1 << min(failures - 1, 10)), LONGEST_BACKOFF)
-        known = isinstance(err, (OSError, TimeoutError)) or type(err).__name__ == "KubeError"
+        known = isinstance(err, OSError | TimeoutError | KubeError)
         details = {"namespace": key[0], "processor": key[1], "error": f"{type(err).__name__}: {err}", "again_in": wait}
         log.warning("reconcile failed", extra=details, exc_info=None if known else err)
         return wait
 
     async def _next(self) -> Key:
+        """Take the first key that is due; one that is being worked on waits for the end of that."""
         while True:
             self._changed.clear()
-            now = time.monotonic()
-            skipped: list[tuple[float, int, Key]] = []
-            found: Key | None = None
-            while self._heap and self._heap[0][0] <= now and found is None:
-                entry = heapq.heappop(self._heap)
-                when, _, key = entry
-                if self._due.get(key) != when:
-                    continue
-                if key in self._busy:
-                    skipped.append(entry)
-                    continue
-                found = key
-                del self._due[key]
-            # A busy key waits for its own work, which says when it is done; the first of the others for its time.
-            next_due = self._heap[0][0] if self._heap else None
-            for entry in skipped:
-                heapq.heappush(self._heap, entry)
+            found = next((key for key in self._due if key not in self._busy), None)
             if found is not None:
+                del self._due[found]
                 return found
-            self._moved = time.monotonic()
-            await self._wait(None if next_due is None else max(next_due - now, 0.001))
-
-    async def _wait(self, seconds: float | None) -> None:
-        """Wait for a change, or until `seconds` are over."""
-        # Not wait_for: before Python 3.12 it loses a cancellation that comes with a change, and this loop goes on.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
+            await self._changed.wait()

@@ -90,8 +90,8 @@ async def test_it_ends_when_it_is_cancelled_while_keys_come_in():
         assert ended, f"it works on after {steps} steps"
 
 
-def test_a_key_that_becomes_due_after_an_idle_time_is_stuck_only_from_then_on(monkeypatch: pytest.MonkeyPatch):
-    clock = [100.0]
+async def test_a_key_that_becomes_due_after_an_idle_time_is_stuck_only_from_then_on(monkeypatch: pytest.MonkeyPatch):
+    clock = [time.monotonic()]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
 
     async def work(_key: tuple[str, str]) -> float | None:
@@ -100,8 +100,37 @@ def test_a_key_that_becomes_due_after_an_idle_time_is_stuck_only_from_then_on(mo
     queue = KeyedQueue(work)
     queue.add(("a", "first"), 600.0)
     queue.add(("a", "later"), 605.0)
-    stuck = {}
-    for now in (699.0, 701.0, 710.0):
-        clock[0] = now
-        stuck[now] = queue.stuck_seconds
-    assert stuck == {699.0: 0.0, 701.0: 1.0, 710.0: 10.0}
+    stuck, depth = [], []
+    for seconds in (599.0, 2.0, 9.0):
+        clock[0] += seconds
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        stuck.append(round(queue.stuck_seconds, 3))
+        depth.append(queue.depth)
+    assert (stuck, depth) == ([0.0, 0.0, 9.0], [0, 1, 2])
+    monkeypatch.undo()
+
+
+async def test_a_key_is_due_at_the_soonest_of_the_times_that_were_asked_for_and_not_once_it_is_forgotten():
+    seen: list[tuple[str, str]] = []
+
+    async def work(key: tuple[str, str]) -> float | None:
+        seen.append(key)
+        return None
+
+    queue = KeyedQueue(work, workers=1)
+    queue.add(("a", "sooner"), 60.0)
+    queue.add(("a", "sooner"), 0.02)
+    queue.add(("a", "sooner"), 60.0)
+    queue.add(("a", "now"), 60.0)
+    queue.add(("a", "now"))
+    for delay in (0.0, 0.02):
+        queue.add(("a", "forgotten"), delay)
+        queue.forget(("a", "forgotten"))
+    queue.add(("a", "last"), 0.05)
+    task = asyncio.create_task(queue.run())
+    async with asyncio.timeout(10):
+        while ("a", "last") not in seen:  # noqa: ASYNC110 - what is looked at announces nothing
+            await asyncio.sleep(0.005)
+    task.cancel()
+    assert seen == [("a", "now"), ("a", "sooner"), ("a", "last")]
