@@ -8,11 +8,10 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from outbox_operator.api.resources import KIND
+from outbox_operator.watch.store import Body, Store, processor_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from outbox_operator.watch.store import Body, Store
 
 RECONCILE_SECONDS: Final = Histogram(
     "outbox_operator_reconcile_seconds",
@@ -73,7 +72,7 @@ class ProcessorCollector:
 
 def _names(body: Body) -> list[str]:
     meta = body["metadata"]
-    return [meta["namespace"], meta["name"], (body.get("spec") or {}).get("processorId") or meta["name"]]
+    return [meta["namespace"], meta["name"], processor_id_of(body)]
 
 
 def register(store: Store) -> None:

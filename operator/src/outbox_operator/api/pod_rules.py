@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.spec import TARGETS
-from outbox_operator.api.shapes import SECRETS, Fields, Items, Keys, Leaf, OwnOrOther, Scope, only
+from outbox_operator.api.shapes import SECRETS, Fields, Items, Keys, Leaf, OwnOrOther, Scope, fields, only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,82 +60,73 @@ _KEYS: Final = Keys(
         "kubernetes.io/config.": "is the kubelet's for pods of its own, remove it",
     }
 )
-METADATA: Final = Fields({"labels": _KEYS, "annotations": _KEYS})
+METADATA: Final = fields(labels=_KEYS, annotations=_KEYS)
 
 _NAME_IT: Final = "set it to a Secret that this resource names as a connection (secretRef)"
-_SECRET: Final = Fields({"name": _NAMED_SECRET, "key": None, "optional": None}, required={"name": _NAME_IT})
+_SECRET: Final = replace(fields(name=_NAMED_SECRET, key=None, optional=None), required={"name": _NAME_IT})
 _ENV: Final = Items(
-    Fields(
-        {
-            "name": None,
-            "value": None,
-            "valueFrom": Fields(
-                {"configMapKeyRef": None, "fieldRef": None, "resourceFieldRef": None, "secretKeyRef": _SECRET}
-            ),
-        }
+    fields(
+        "name",
+        "value",
+        valueFrom=fields("configMapKeyRef", "fieldRef", "resourceFieldRef", secretKeyRef=_SECRET),
     )
 )
-_ENV_FROM: Final = Items(Fields({"prefix": None, "configMapRef": None, "secretRef": _SECRET}), named=False)
-_MOUNTS: Final = Items(Fields(dict.fromkeys(("name", "mountPath", "subPath", "subPathExpr", "readOnly"))))
+_ENV_FROM: Final = Items(fields("prefix", "configMapRef", secretRef=_SECRET), named=False)
+_MOUNTS: Final = Items(fields("name", "mountPath", "subPath", "subPathExpr", "readOnly"))
 
-_SECCOMP: Final = Fields({"type": only("RuntimeDefault")})
-_CAPABILITIES: Final = Fields({"drop": _DROPS_ALL, "add": Items(only("NET_BIND_SERVICE"), named=False)})
-_SECURITY: Final = Fields(
-    {
-        "allowPrivilegeEscalation": only(False),
-        "capabilities": _CAPABILITIES,
-        "privileged": only(False),
-        "procMount": only("Default"),
-        "readOnlyRootFilesystem": None,
-        "runAsGroup": None,
-        "runAsNonRoot": only(True),
-        "runAsUser": _NOT_ROOT,
-        "seccompProfile": _SECCOMP,
-    }
+_SECCOMP: Final = fields(type=only("RuntimeDefault"))
+_CAPABILITIES: Final = fields(drop=_DROPS_ALL, add=Items(only("NET_BIND_SERVICE"), named=False))
+_SECURITY: Final = fields(
+    allowPrivilegeEscalation=only(False),
+    capabilities=_CAPABILITIES,
+    privileged=only(False),
+    procMount=only("Default"),
+    readOnlyRootFilesystem=None,
+    runAsGroup=None,
+    runAsNonRoot=only(True),
+    runAsUser=_NOT_ROOT,
+    seccompProfile=_SECCOMP,
 )
 _WHOLE_SECURITY: Final = replace(
     _SECURITY,
     allowed={**_SECURITY.allowed, "capabilities": replace(_CAPABILITIES, required={"drop": "set drop: [ALL]"})},
-    required={
-        "allowPrivilegeEscalation": "set it to false",
-        "capabilities": "set capabilities: {drop: [ALL]}",
-    },
+    required={"allowPrivilegeEscalation": "set it to false", "capabilities": "set capabilities: {drop: [ALL]}"},
 )
 """Of a container that is added: what the operator sets for its own, such a one says itself."""
 _NEEDS_SECURITY: Final = {
     "securityContext": "set securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}"
 }
 
-_HTTP: Final = Fields(dict.fromkeys(("path", "port", "scheme", "httpHeaders")))
-_TCP: Final = Fields({"port": None})
-_TIMES: Final = dict.fromkeys(
-    (
-        "initialDelaySeconds",
-        "periodSeconds",
-        "timeoutSeconds",
-        "successThreshold",
-        "failureThreshold",
-        "terminationGracePeriodSeconds",
-    )
+_HTTP: Final = fields("path", "port", "scheme", "httpHeaders")
+_TCP: Final = fields("port")
+_PROBE: Final = fields(
+    exec=None,
+    grpc=None,
+    httpGet=_HTTP,
+    tcpSocket=_TCP,
+    initialDelaySeconds=None,
+    periodSeconds=None,
+    timeoutSeconds=None,
+    successThreshold=None,
+    failureThreshold=None,
+    terminationGracePeriodSeconds=None,
 )
-_PROBE: Final = Fields({"exec": None, "grpc": None, "httpGet": _HTTP, "tcpSocket": _TCP, **_TIMES})
-_HOOK: Final = Fields({"exec": None, "httpGet": _HTTP, "sleep": None, "tcpSocket": _TCP})
-
+_HOOK: Final = fields(exec=None, httpGet=_HTTP, sleep=None, tcpSocket=_TCP)
 _CALLS: Final = {
     **dict.fromkeys(("livenessProbe", "readinessProbe", "startupProbe"), _PROBE),
-    "lifecycle": Fields({"postStart": _HOOK, "preStop": _HOOK}),
+    "lifecycle": fields(postStart=_HOOK, preStop=_HOOK),
 }
 """What the kubelet asks of a container: without `host`, or it would ask others on the node's behalf."""
 
-_OWN: Final = Fields(
-    {
-        "name": None,
-        "env": _ENV,
-        "envFrom": _ENV_FROM,
-        "resources": Fields({"limits": None, "requests": None}, nullable=True),
-        "securityContext": _SECURITY,
-        "volumeMounts": _MOUNTS,
-    },
+_OWN: Final = replace(
+    fields(
+        "name",
+        env=_ENV,
+        envFrom=_ENV_FROM,
+        resources=replace(fields("limits", "requests"), nullable=True),
+        securityContext=_SECURITY,
+        volumeMounts=_MOUNTS,
+    ),
     instead={"image": "set spec.worker.image or spec.spark.image"},
 )
 _ADDED: Final = Fields(
@@ -144,79 +135,65 @@ _ADDED: Final = Fields(
         **dict.fromkeys(("image", "imagePullPolicy", "command", "args", "workingDir", "restartPolicy")),
         **dict.fromkeys(("terminationMessagePath", "terminationMessagePolicy")),
         **_CALLS,
-        "ports": Items(Fields(dict.fromkeys(("name", "containerPort", "protocol"))), named=False),
+        "ports": Items(fields("name", "containerPort", "protocol"), named=False),
         "securityContext": _WHOLE_SECURITY,
     },
     required=_NEEDS_SECURITY,
 )
 
-_VOLUME: Final = Fields(
-    {
-        "name": None,
-        "configMap": None,
-        "downwardAPI": None,
-        "emptyDir": None,
-        "projected": Fields(
-            {
-                "defaultMode": None,
-                "sources": Items(
-                    Fields(
-                        {
-                            "configMap": None,
-                            "downwardAPI": None,
-                            "secret": Fields(
-                                {"name": _NAMED_SECRET, "items": None, "optional": None}, required={"name": _NAME_IT}
-                            ),
-                        }
-                    ),
-                    named=False,
-                ),
-            }
-        ),
-        "secret": Fields(
-            {"secretName": _NAMED_SECRET, "items": None, "defaultMode": None, "optional": None},
+_SOURCE: Final = fields(
+    "configMap",
+    "downwardAPI",
+    secret=replace(fields(name=_NAMED_SECRET, items=None, optional=None), required={"name": _NAME_IT}),
+)
+_VOLUME: Final = replace(
+    fields(
+        "name",
+        "configMap",
+        "downwardAPI",
+        "emptyDir",
+        projected=fields("defaultMode", sources=Items(_SOURCE, named=False)),
+        secret=replace(
+            fields(secretName=_NAMED_SECRET, items=None, defaultMode=None, optional=None),
             required={"secretName": _NAME_IT},
         ),
-    },
+    ),
     instead={"persistentVolumeClaim": "name the claim in spec.spark.volumes"},
 )
 
-_POD_SECURITY: Final = Fields(
-    {
-        "fsGroup": None,
-        "fsGroupChangePolicy": None,
-        "runAsGroup": None,
-        "runAsNonRoot": only(True),
-        "runAsUser": _NOT_ROOT,
-        "seccompProfile": _SECCOMP,
-        "supplementalGroups": None,
-    }
+_POD_SECURITY: Final = fields(
+    "fsGroup",
+    "fsGroupChangePolicy",
+    "runAsGroup",
+    runAsNonRoot=only(True),
+    runAsUser=_NOT_ROOT,
+    seccompProfile=_SECCOMP,
+    supplementalGroups=None,
 )
 
-OVERLAY: Final = Fields(
-    {
-        "metadata": METADATA,
-        "spec": Fields(
-            {
-                **dict.fromkeys(("affinity", "nodeSelector", "schedulerName", "tolerations")),
-                "topologySpreadConstraints": None,
-                "priorityClassName": _NOT_THE_SYSTEMS,
-                **dict.fromkeys(
-                    ("dnsConfig", "dnsPolicy", "hostAliases")
-                ),  # how the pod finds others, and no other pod
-                "imagePullSecrets": None,  # for the kubelet: no process of the pod sees them
-                "securityContext": _POD_SECURITY,
-                "containers": Items(OwnOrOther(own=_OWN, other=_ADDED)),
-                "initContainers": Items(_ADDED),
-                "volumes": Items(_VOLUME),
-            },
-            instead={
-                "nodeName": "use nodeSelector or affinity",
-                "terminationGracePeriodSeconds": "set spec.worker.terminationGracePeriodSeconds (engine Worker)",
-            },
-        ),
-    }
+_OVERLAY_SPEC: Final = replace(
+    fields(
+        "affinity",
+        "nodeSelector",
+        "schedulerName",
+        "tolerations",
+        "topologySpreadConstraints",
+        priorityClassName=_NOT_THE_SYSTEMS,
+        dnsConfig=None,  # how the pod finds others, and no other pod
+        dnsPolicy=None,
+        hostAliases=None,
+        imagePullSecrets=None,  # for the kubelet: no process of the pod sees them
+        securityContext=_POD_SECURITY,
+        containers=Items(OwnOrOther(own=_OWN, other=_ADDED)),
+        initContainers=Items(_ADDED),
+        volumes=Items(_VOLUME),
+    ),
+    instead={
+        "nodeName": "use nodeSelector or affinity",
+        "terminationGracePeriodSeconds": "set spec.worker.terminationGracePeriodSeconds (engine Worker)",
+    },
 )
+OVERLAY: Final = fields(metadata=METADATA, spec=_OVERLAY_SPEC)
 
 SPARK_CONFIG: Final = Keys(
     {"spark.kubernetes.": "is the operator's, remove it: spark.executor.podTemplate shapes executors"},
@@ -269,39 +246,34 @@ _PART: Final = Items(
         closed=False,
     )
 )
-_ANY_SECRET: Final = Fields(dict.fromkeys(("configMap", "downwardAPI", "secret")))
-EXECUTOR: Final = Fields(
+_ANY_SECRET: Final = fields("configMap", "downwardAPI", "secret")
+_EXECUTOR_SPEC: Final = Fields(
     {
-        "metadata": Fields({"annotations": _KEYS}, closed=False),
-        "spec": Fields(
-            {
-                **dict.fromkeys(("hostIPC", "hostNetwork", "hostPID"), only(False)),
-                "automountServiceAccountToken": only(False),
-                "containers": _PART,
-                "initContainers": _PART,
-                "priorityClassName": _NOT_THE_SYSTEMS,
-                "securityContext": replace(
-                    _POD_SECURITY,
-                    required={
-                        "runAsNonRoot": "set runAsNonRoot: true",
-                        "seccompProfile": "set seccompProfile: {type: RuntimeDefault}",
-                    },
-                ),
-                "volumes": Items(
-                    Fields(
-                        {
-                            **dict.fromkeys(_VOLUME.allowed),
-                            "persistentVolumeClaim": None,
-                            "projected": Fields({"defaultMode": None, "sources": Items(_ANY_SECRET, named=False)}),
-                        }
-                    )
-                ),
+        **dict.fromkeys(("hostIPC", "hostNetwork", "hostPID"), only(False)),
+        "automountServiceAccountToken": only(False),
+        "containers": _PART,
+        "initContainers": _PART,
+        "priorityClassName": _NOT_THE_SYSTEMS,
+        "securityContext": replace(
+            _POD_SECURITY,
+            required={
+                "runAsNonRoot": "set runAsNonRoot: true",
+                "seccompProfile": "set seccompProfile: {type: RuntimeDefault}",
             },
-            required={"automountServiceAccountToken": "set automountServiceAccountToken: false"},
-            closed=False,
+        ),
+        "volumes": Items(
+            fields(
+                *_VOLUME.allowed,
+                persistentVolumeClaim=None,
+                projected=fields("defaultMode", sources=Items(_ANY_SECRET, named=False)),
+            )
         ),
     },
+    required={"automountServiceAccountToken": "set automountServiceAccountToken: false"},
     closed=False,
+)
+EXECUTOR: Final = Fields(
+    {"metadata": Fields({"annotations": _KEYS}, closed=False), "spec": _EXECUTOR_SPEC}, closed=False
 )
 """A pod as the API server has it, defaults filled in: restricted, without a token. Which Secrets it mounts is not
 asked: who may make a pod may read every Secret of the namespace."""

@@ -166,6 +166,11 @@ class Fields(Shape):
         return f"{value}.filter(name, !(name in {literal(list(self.allowed))})).map(name, {message})"
 
 
+def fields(*free: str, **shaped: Shape | None) -> Fields:
+    """Allow some fields to be anything, and others of a shape."""
+    return Fields({**dict.fromkeys(free), **shaped})
+
+
 @dataclass(frozen=True, slots=True)
 class Items(Shape):
     """A list; its items go by their field `name` in paths, if `named`."""
