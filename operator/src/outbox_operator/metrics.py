@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
@@ -29,12 +30,11 @@ FAILED_ROUNDS: Final = Counter(
 LEADER: Final = Gauge("outbox_operator_leader", "1 in the active process.")
 
 
+@dataclass(frozen=True, slots=True)
 class ProcessorCollector:
     """Reads the resources' figures out of the store when it is scraped."""
 
-    def __init__(self, store: Store) -> None:
-        """Read from `store`."""
-        self._store = store
+    _store: Store
 
     def collect(self) -> Iterable[Metric]:
         """Build the gauges."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,14 +21,14 @@ MEMORY_SIZE: Final = 2000
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
 class EventWriter:
-    """Writes Events; one that cannot be written is only logged."""
+    """Writes Events as one process; one that cannot be written is only logged."""
 
-    def __init__(self, kube: Kube, identity: str) -> None:
-        """Write as this process."""
-        self._kube = kube
-        self._identity = identity
-        self._recent: dict[tuple[str, Event], tuple[str, int, float]] = {}
+    _kube: Kube
+    _identity: str
+    _recent: dict[tuple[str, Event], tuple[str, int, float]] = field(default_factory=dict, init=False)
+    """Name, count and time of those that were written last."""
 
     async def write(self, processor: Processor, event: Event) -> None:
         """Write one Event."""

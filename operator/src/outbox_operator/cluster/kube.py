@@ -72,7 +72,6 @@ class KubeError(Exception):
     """The API server refused a call, or could not be asked (status 0)."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
-        """Keep the HTTP status, Kubernetes' reason and its message."""
         super().__init__(f"{status} {reason}: {message}")
         self.status = status
         self.reason = reason
@@ -138,7 +137,6 @@ class Kube:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        """Open the session."""
         context = ssl.create_default_context(cafile=self._configuration.ssl_ca_cert)
         if not self._configuration.verify_ssl:
             context.check_hostname = False
@@ -150,7 +148,6 @@ class Kube:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close it."""
         if self._session is not None:
             await self._session.close()
 

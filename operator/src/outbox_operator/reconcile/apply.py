@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,7 +42,6 @@ class ObstacleError(Exception):
     """An owned object cannot be made; the resource's status says so, and it is tried again."""
 
     def __init__(self, problem: Problem) -> None:
-        """Keep what people read."""
         super().__init__(problem.message)
         self.problem = problem
 
@@ -69,15 +69,14 @@ def build_refusal(err: KubeError, names: str = "podTemplate, rights, quota") -> 
     return Problem(Reason.APPLY_FAILED, message)
 
 
+@dataclass(frozen=True, slots=True)
 class Applier:
-    """Carries decisions out, one resource at a time."""
+    """Carries decisions out, one resource at a time, with the help of these."""
 
-    def __init__(self, kube: Kube, store: Store, images: Images, events: EventWriter) -> None:
-        """Write through these."""
-        self._kube = kube
-        self._store = store
-        self._images = images
-        self._events = events
+    _kube: Kube
+    _store: Store
+    _images: Images
+    _events: EventWriter
 
     async def apply(self, body: Body, observed: Observed, decision: Decision) -> bool:
         """Carry a decision out; False when the resource is gone.

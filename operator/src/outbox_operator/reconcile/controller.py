@@ -68,7 +68,6 @@ class Controller:
     """Everything that lives as long as this process is the active one."""
 
     def __init__(self, kube: Kube, settings: Settings, cluster: str) -> None:
-        """Wire the parts."""
         self.store = Store(settings.namespaces)
         self.queue = KeyedQueue(self.reconcile, workers=WORKERS)
         reporters = Reporters(self.store, settings.images.keys, settings.lease_namespace, self.queue.add)

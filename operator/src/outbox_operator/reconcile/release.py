@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
@@ -42,18 +43,17 @@ _NOT_OURS: Final = (OwnershipState.REFUSED, OwnershipState.HANDED_OVER)
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
 class Releaser:
     """Works off deleted resources and the jobs that are made for them, each once."""
 
-    def __init__(self, kube: Kube, store: Store, images: Images, parse: Parse) -> None:
-        """Read and write through these."""
-        self._kube = kube
-        self._store = store
-        self._images = images
-        self._parse = parse
-        self._waiting: asyncio.Queue[Body] = asyncio.Queue()
-        self._slots = asyncio.Semaphore(AT_ONCE)
-        self._known: dict[str, None] = {}
+    _kube: Kube
+    _store: Store
+    _images: Images
+    _parse: Parse
+    _waiting: asyncio.Queue[Body] = field(default_factory=asyncio.Queue, init=False)
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE), init=False)
+    _known: dict[str, None] = field(default_factory=dict, init=False)
 
     def release(self, body: Body) -> None:
         """Ask for a deleted resource's claim to be given up; nothing is asked where it has none."""

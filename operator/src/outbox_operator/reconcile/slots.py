@@ -7,6 +7,7 @@ the API server's answer, and remembers whom to wake when a slot is free. Without
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from outbox_operator.api.observed import Slots
@@ -25,17 +26,16 @@ SLOW: Final = 300.0
 """Seconds after which a replacement that is still in flight is told of: no word says that it will not end."""
 
 
+@dataclass(slots=True)
 class SlotKeeper:
-    """The budget of one operator process over all resources that it serves."""
+    """The budget of one operator process over all resources that it serves; wakes those who wait for a slot."""
 
-    def __init__(self, store: Store, budget: Budget, wake: Callable[[Key], None]) -> None:
-        """Count what is in `store`; `wake` those who wait."""
-        self._store = store
-        self._budget = budget
-        self._wake = wake
-        self._taking: set[Key] = set()
-        self._waiting: dict[Key, None] = {}
-        self._stuck = ""
+    _store: Store
+    _budget: Budget
+    _wake: Callable[[Key], None]
+    _taking: set[Key] = field(default_factory=set, init=False)
+    _waiting: dict[Key, None] = field(default_factory=dict, init=False)
+    _stuck: str = field(default="", init=False)
 
     def look(self, key: Key) -> Slots:
         """Say what a resource may know; what is free is free only until the next await."""

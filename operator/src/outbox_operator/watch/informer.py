@@ -11,7 +11,8 @@ import asyncio
 import logging
 import random
 import time
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 from outbox_operator import metrics
 from outbox_operator.api.naming import SELECTOR
@@ -40,25 +41,23 @@ LONGEST_WAIT: Final = 15.0
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
 class Informer:
-    """One kind in one namespace (empty: in all)."""
+    """One kind in one namespace (empty: in all); tells what differs from the store."""
 
-    def __init__(self, kube: Kube, store: Store, kind: str, namespace: str, seen: Seen, check_seconds: float) -> None:
-        """Tell `seen` what changes against `store`."""
-        self._kube = kube
-        self._store = store
-        self._kind = kind
-        self._namespace = namespace
-        self._seen = seen
-        self._check_seconds = check_seconds
-        self._labels = "" if kind == KIND else SELECTOR
-        self._failing_since: float | None = None
-        self.failure = ""
-        """Why it could not be listed when that was tried last; empty when it could."""
-        self.silent = 0
-        """Looks in a row that found what the watch had missed."""
-        self.listed = asyncio.Event()
-        """It was listed once."""
+    _kube: Kube
+    _store: Store
+    _kind: str
+    _namespace: str
+    _seen: Seen
+    _check_seconds: float
+    _failing_since: float | None = field(default=None, init=False)
+    failure: str = field(default="", init=False)
+    """Why it could not be listed when that was tried last; empty when it could."""
+    silent: int = field(default=0, init=False)
+    """Looks in a row that found what the watch had missed."""
+    listed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    """It was listed once."""
 
     @property
     def failing_seconds(self) -> float:
@@ -86,23 +85,21 @@ class Informer:
 
     async def _list(self) -> None:
         """List everything and bring the store up to it."""
-        only = self._kind in METADATA_ONLY
-        bodies, version = await self._kube.list(
-            self._kind, self._namespace, labels=self._labels, metadata_only=only, keep=slim
-        )
-        listing = Listing(self._kind, self._namespace, bodies, version)
+        listing = await self._fetch(metadata_only=self._kind in METADATA_ONLY, keep=slim)
         for body in self._store.find_newer(listing):
             self._seen(body, deleted=False)
         for body in self._store.find_gone(listing):
             self._seen(body, deleted=True)
         self.listed.set()
 
+    async def _fetch(self, **how: Any) -> Listing:
+        labels = "" if self._kind == KIND else SELECTOR
+        bodies, version = await self._kube.list(self._kind, self._namespace, labels=labels, **how)
+        return Listing(self._kind, self._namespace, bodies, version)
+
     async def _has_missed(self) -> bool:
         """Tell whether the watch has missed changes, and count them."""
-        bodies, version = await self._kube.list(
-            self._kind, self._namespace, labels=self._labels, metadata_only=True, from_memory=True
-        )
-        listing = Listing(self._kind, self._namespace, bodies, version)
+        listing = await self._fetch(metadata_only=True, from_memory=True)
         if self._store.find_newer(listing) or self._store.find_gone(listing):
             await asyncio.sleep(GRACE)
         newer, gone = len(self._store.find_newer(listing)), len(self._store.find_gone(listing))
