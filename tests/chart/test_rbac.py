@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from outbox_operator.api import admission
-from outbox_operator.cluster import kube
+from outbox_operator.api import admission, naming
 from outbox_operator.watch import store
 from tests.chart.chart import FULL_NAME, MATRIX, NAMESPACE, SERVED, Manifest, Values, environment, of_kind, render, the
 from tests.chart.permissions import CLUSTER_ID, FORBIDDEN, Call, calls_of, key_calls, leader_calls, served_calls
@@ -111,7 +110,7 @@ def test_the_table_and_the_forbidden_calls_do_not_meet():
 
 def test_the_table_is_about_the_kinds_that_the_operator_talks_to():
     """`kube.py` is its only way to the API server, and refuses kinds that it has no path for."""
-    kinds = {(group, plural) for group, _, plural in kube.RESOURCES.values()}
+    kinds = {(group, plural) for group, _, plural in naming.RESOURCES.values()}
     ours = {(call.group, call.resource) for call in served_calls(DRIVER_ROLE) | leader_calls(FULL_NAME)}
     named_elsewhere = {
         ("rbac.authorization.k8s.io", "clusterroles"),
@@ -127,7 +126,7 @@ def _resources_with(*verbs: str) -> set[str]:
 
 
 def test_what_is_watched_and_what_is_applied_is_the_operators_own_list():
-    plurals = {kind: plural for kind, (*_, plural) in kube.RESOURCES.items()}
+    plurals = {kind: plural for kind, (*_, plural) in naming.RESOURCES.items()}
     assert _resources_with("list", "watch") == {plurals[kind] for kind in store.WATCHED_KINDS}
     assert _resources_with("get", "create", "patch", "delete") == {plurals[kind] for kind in store.OWNED_KINDS}
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import kopf
 from typing_extensions import override
 
-from outbox_operator.api.naming import SELECTOR
+from outbox_operator.api.naming import RESOURCES, SELECTOR
 from outbox_operator.api.resources import KIND
-from outbox_operator.cluster.kube import PAGE, RESOURCES
+from outbox_operator.cluster.kube import PAGE
 from outbox_operator.watch.store import WATCHED_KINDS, slim
 
 if TYPE_CHECKING:
@@ -24,20 +24,14 @@ if TYPE_CHECKING:
 def build_registry(controller: Controller) -> kopf.OperatorRegistry:
     """Register the informers."""
     registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=registry)(kopf.login_via_client)
+
+    async def seen(*, type: str, body: kopf.Body, param: Any = None, **_: Any) -> None:  # noqa: A002 - Kopf's name
+        controller.seen(slim({**body, "kind": param}), deleted=type == "DELETED")
+
     for kind in WATCHED_KINDS:
-        _register(registry, controller, kind, RESOURCES[kind])
-
-    @kopf.on.login(registry=registry)
-    def login(**kwargs: Any) -> Any:
-        return kopf.login_via_client(**kwargs)
-
+        kopf.on.event(*RESOURCES[kind], registry=registry, id=f"seen-{kind}", param=kind)(seen)
     return registry
-
-
-def _register(registry: kopf.OperatorRegistry, controller: Controller, kind: str, place: tuple[str, str, str]) -> None:
-    @kopf.on.event(*place, registry=registry, id=f"seen-{kind}")
-    async def seen(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - Kopf's name
-        controller.seen(slim({**body, "kind": kind}), deleted=type == "DELETED")
 
 
 class NothingToCompare(kopf.DiffBaseStorage):

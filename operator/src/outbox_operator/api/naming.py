@@ -6,7 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.spec import Engine
-from outbox_operator.api.resources import API_VERSION, GROUP, KIND, Processor
+from outbox_operator.api.resources import API_VERSION, GROUP, KIND, PLURAL, VERSION, Processor
 
 if TYPE_CHECKING:
     from outbox_core.config import Resolution
@@ -35,6 +35,24 @@ SHARED_PREFIX: Final = "shared."
 MANAGED_BY: Final = "outbox-operator"
 SELECTOR: Final = f"app.kubernetes.io/managed-by={MANAGED_BY},{PROCESSOR_LABEL}"
 """What the informers watch of other kinds."""
+
+RESOURCES: Final = {
+    "Pod": ("", "v1", "pods"),
+    "Secret": ("", "v1", "secrets"),
+    "Service": ("", "v1", "services"),
+    "ConfigMap": ("", "v1", "configmaps"),
+    "ServiceAccount": ("", "v1", "serviceaccounts"),
+    "Event": ("", "v1", "events"),
+    "Deployment": ("apps", "v1", "deployments"),
+    "ReplicaSet": ("apps", "v1", "replicasets"),
+    "StatefulSet": ("apps", "v1", "statefulsets"),
+    "Job": ("batch", "v1", "jobs"),
+    "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
+    "RoleBinding": ("rbac.authorization.k8s.io", "v1", "rolebindings"),
+    "Lease": ("coordination.k8s.io", "v1", "leases"),
+    KIND: (GROUP, VERSION, PLURAL),
+}
+"""API group (empty: the core), version and plural of each kind that is asked for or made."""
 
 
 def child_name(name: str, suffix: str, limit: int = 63) -> str:
@@ -99,6 +117,12 @@ def label_decision(resolution: Resolution | None) -> str:
 def selector_of(name: str, role: Role) -> dict[str, str]:
     """Select the pods of a workload."""
     return {PROCESSOR_LABEL: name, ROLE_LABEL: role.value}
+
+
+def build_object(kind: str, metadata: dict[str, Any], **rest: Any) -> dict[str, Any]:
+    """Build an object of a kind as the API server takes it."""
+    group, version, _ = RESOURCES[kind]
+    return {"apiVersion": f"{group}/{version}".lstrip("/"), "kind": kind, "metadata": metadata, **rest}
 
 
 def build_meta(processor: Processor, name: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from outbox_operator.api.naming import build_object
 from outbox_operator.cluster.kube import Kube, KubeError, Where
 
 if TYPE_CHECKING:
@@ -124,18 +125,15 @@ class Leader:
     def _lease(self, metadata: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         same = spec.get("holderIdentity") == self._identity
-        return {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {**metadata, "name": self._place.name, "namespace": self._place.namespace},
-            "spec": {
-                "holderIdentity": self._identity,
-                "leaseDurationSeconds": LEASE_SECONDS,
-                "acquireTime": spec.get("acquireTime", now) if same else now,
-                "renewTime": now,
-                "leaseTransitions": spec.get("leaseTransitions", 0) + (0 if same else 1),
-            },
+        renewed = {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": LEASE_SECONDS,
+            "acquireTime": spec.get("acquireTime", now) if same else now,
+            "renewTime": now,
+            "leaseTransitions": spec.get("leaseTransitions", 0) + (0 if same else 1),
         }
+        place = {"name": self._place.name, "namespace": self._place.namespace}
+        return build_object("Lease", {**metadata, **place}, spec=renewed)
 
 
 class Election:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_operator.api.naming import MANAGED_BY
+from outbox_operator.api.naming import MANAGED_BY, build_object
 from outbox_operator.api.resources import API_VERSION, KIND, Processor
 from outbox_operator.cluster.kube import Kube, KubeError, Where
 
@@ -53,24 +53,23 @@ class EventWriter:
         self._recent[processor.uid, event] = (name, count, time.monotonic())
 
     def _event(self, processor: Processor, event: Event, name: str, now: str) -> dict[str, Any]:
-        return {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": name, "namespace": processor.namespace},
-            "involvedObject": {
+        return build_object(
+            "Event",
+            {"name": name, "namespace": processor.namespace},
+            involvedObject={
                 "apiVersion": API_VERSION,
                 "kind": KIND,
                 "namespace": processor.namespace,
                 "name": processor.name,
                 "uid": processor.uid,
             },
-            "type": "Warning" if event.warning else "Normal",
-            "reason": event.reason,
-            "message": event.message,
-            "source": {"component": MANAGED_BY, "host": self._identity},
-            "reportingComponent": MANAGED_BY,
-            "reportingInstance": self._identity,
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
-        }
+            type="Warning" if event.warning else "Normal",
+            reason=event.reason,
+            message=event.message,
+            source={"component": MANAGED_BY, "host": self._identity},
+            reportingComponent=MANAGED_BY,
+            reportingInstance=self._identity,
+            firstTimestamp=now,
+            lastTimestamp=now,
+            count=1,
+        )

@@ -11,6 +11,7 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 from outbox_operator.api.keys import Keys
+from outbox_operator.api.naming import build_object
 from outbox_operator.cluster.kube import Kube, KubeError, Where
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ async def _obtain(kube: Kube, place: Where, field: str) -> bytes:
         try:
             if found is None:
                 meta = {"namespace": place.namespace, "name": place.name}
-                await kube.create({"apiVersion": "v1", "kind": place.kind, "metadata": meta, "data": made})
+                await kube.create(build_object(place.kind, meta, data=made))
             else:
                 await kube.replace({**found, "data": made})
         except KubeError as err:

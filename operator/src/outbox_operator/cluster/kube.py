@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import aiohttp
 from kubernetes import client, config
 
-from outbox_operator.api.resources import GROUP, KIND, PLURAL, VERSION
+from outbox_operator.api.naming import RESOURCES
 from outbox_operator.cluster.drift import FIELD_MANAGER
 
 if TYPE_CHECKING:
@@ -27,24 +27,6 @@ if TYPE_CHECKING:
 PARALLEL_CALLS: Final = 24
 PAGE: Final = 250
 TIMEOUT: Final = aiohttp.ClientTimeout(total=20, connect=5)
-
-RESOURCES: Final = {
-    "Pod": ("", "v1", "pods"),
-    "Secret": ("", "v1", "secrets"),
-    "Service": ("", "v1", "services"),
-    "ConfigMap": ("", "v1", "configmaps"),
-    "ServiceAccount": ("", "v1", "serviceaccounts"),
-    "Event": ("", "v1", "events"),
-    "Deployment": ("apps", "v1", "deployments"),
-    "ReplicaSet": ("apps", "v1", "replicasets"),
-    "StatefulSet": ("apps", "v1", "statefulsets"),
-    "Job": ("batch", "v1", "jobs"),
-    "PodDisruptionBudget": ("policy", "v1", "poddisruptionbudgets"),
-    "RoleBinding": ("rbac.authorization.k8s.io", "v1", "rolebindings"),
-    "Lease": ("coordination.k8s.io", "v1", "leases"),
-    KIND: (GROUP, VERSION, PLURAL),
-}
-"""API group (empty: the core), version and plural of each kind that is asked for."""
 
 _METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 

@@ -43,10 +43,7 @@ class Facts:
     ownership: OwnershipStatus
     hand_over: HandOverStatus | None
     decided: Decided | None
-    resolution: Resolution | None
-    """A person's decision about the conflict that is open now."""
-    decision_error: str | None
-    """Why the annotation that is there decides nothing about the conflict that is open now."""
+    """A person's annotation about a conflict, be it the open one or not."""
     lead: Report | None
     """The report that speaks for the processor."""
     failures: FailureSummary | None
@@ -56,15 +53,29 @@ class Facts:
     waits: str = ""
     """Why pods of the former version of the operator stay for now."""
 
+    @property
+    def resolution(self) -> Resolution | None:
+        """A person's decision about the conflict that is open now."""
+        found = self.decided.resolution if self.decided is not None else None
+        applies = found is not None and self.conflicts.open is not None and found.conflict_id == self.conflicts.open.id
+        return found if applies else None
+
+    @property
+    def decision_error(self) -> str | None:
+        """Why the annotation that is there decides nothing about the conflict that is open now."""
+        decided, open_now = self.decided, self.conflicts.open
+        if decided is None or open_now is None:
+            return None
+        if decided.resolution is not None and decided.resolution.conflict_id != open_now.id:
+            return f"{decided.annotation} is about conflict {decided.resolution.conflict_id}, open is {open_now.id}"
+        return decided.error
+
 
 def merge_reports(observed: Observed, now: datetime) -> Facts:
     """Add what was heard to what status says."""
     before = observed.previous.conflicts.open
     decided = read_resolution(observed.processor.annotations, before.id if before is not None else None)
-    resolution = decided.resolution if decided is not None else None
-    conflicts = merge_conflicts(observed, resolution)
-    hand_over = build_hand_over(observed, now)
-    ownership = merge_ownership(observed, now)
+    hand_over, ownership, lead = build_hand_over(observed, now), merge_ownership(observed, now), lead_report(observed)
     if hand_over is not None and hand_over.step == HandOverStep.DONE:
         ownership = OwnershipStatus(
             state=OwnershipState.HANDED_OVER,
@@ -72,29 +83,16 @@ def merge_reports(observed: Observed, now: datetime) -> Facts:
             tries=ownership.tries,
             last_try=hand_over.time,
         )
-    open_now = conflicts.open
-    lead = lead_report(observed)
-    applies = resolution is not None and open_now is not None and resolution.conflict_id == open_now.id
     return Facts(
         observed=observed,
-        conflicts=conflicts,
+        conflicts=merge_conflicts(observed, decided.resolution if decided is not None else None),
         ownership=ownership,
         hand_over=hand_over,
         decided=decided,
-        resolution=resolution if applies else None,
-        decision_error=_decision_error(decided, open_now),
         lead=lead,
         failures=_find_failures(observed, lead),
         rebuild=merge_rebuild(observed),
     )
-
-
-def _decision_error(decided: Decided | None, conflict: Conflict | None) -> str | None:
-    if decided is None or conflict is None:
-        return None
-    if decided.resolution is not None and decided.resolution.conflict_id != conflict.id:
-        return f"{decided.annotation} is about conflict {decided.resolution.conflict_id}, open is {conflict.id}"
-    return decided.error
 
 
 def lead_report(observed: Observed) -> Report | None:

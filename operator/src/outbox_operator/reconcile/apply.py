@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.report import Intent
-from outbox_operator.api.naming import INTENT_ANNOTATION, labels_of
+from outbox_operator.api.naming import INTENT_ANNOTATION, build_object, labels_of
 from outbox_operator.api.observed import Observed, PodView, Problem
 from outbox_operator.api.reasons import Reason
-from outbox_operator.api.resources import API_VERSION, KIND, Processor
+from outbox_operator.api.resources import KIND, Processor
 from outbox_operator.cluster.drift import build_removal
 from outbox_operator.cluster.kube import Kube, KubeError, Where, where
 from outbox_operator.decision.conditions import link_runbook
@@ -111,14 +111,8 @@ class Applier:
         status = {**status, "conditions": link_runbook(status["conditions"], self._images.runbook)}
         if not is_news(body.get("status"), status):
             return True
-        meta = body["metadata"]
-        manifest = {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "metadata": {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]},
-            "status": status,
-        }
-        written = await self._kube.apply_status(manifest)
+        meta = {name: body["metadata"][name] for name in ("name", "namespace", "uid")}
+        written = await self._kube.apply_status(build_object(KIND, meta, status=status))
         if written is not None:
             self._store.put(slim({"kind": KIND, **written}))
         return written is not None

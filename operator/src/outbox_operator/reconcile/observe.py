@@ -21,7 +21,6 @@ from outbox_operator.watch.owner_references import is_own, may_be_of
 from outbox_operator.watch.store import Body, Store, key_of
 
 if TYPE_CHECKING:
-    from outbox_core.report import ResourceRef
     from outbox_operator.reconcile.reports import Reporters
     from outbox_operator.reconcile.slots import SlotKeeper
     from outbox_operator.settings import Images
@@ -66,6 +65,20 @@ def _runs(pod: Body, name: str, uid: str) -> bool:
     """Tell whether a shared pod was made to run a resource, among others."""
     part = read_parts(pod["metadata"]).get(name)
     return part is not None and part.uid == uid
+
+
+def _view_sibling(body: Body) -> Sibling:
+    meta, status = body["metadata"], read_status(body)
+    state = status.ownership.state
+    given = status.hand_over if state == OwnershipState.HANDED_OVER else None
+    return Sibling(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        created=made_at(body),
+        granted=state == OwnershipState.GRANTED,
+        handed_over_to=given.to if given is not None else None,
+        handed_over_at=given.time if given is not None else None,
+    )
 
 
 class _Asked(NamedTuple):
@@ -196,35 +209,21 @@ class Observer:
 
     def _siblings(self, processor: Processor) -> tuple[Sibling, ...]:
         others = self._store.with_processor_id(processor.processor_id)
-        return tuple(self._sibling(body) for body in others if body["metadata"]["uid"] != processor.uid)
-
-    def _sibling(self, body: Body) -> Sibling:
-        meta, status = body["metadata"], read_status(body)
-        done = status.hand_over is not None and status.ownership.state == OwnershipState.HANDED_OVER
-        return Sibling(
-            namespace=meta["namespace"],
-            name=meta["name"],
-            created=made_at(body),
-            granted=status.ownership.state == OwnershipState.GRANTED,
-            handed_over_to=status.hand_over.to if done and status.hand_over is not None else None,
-            handed_over_at=status.hand_over.time if done and status.hand_over is not None else None,
-        )
+        return tuple(_view_sibling(body) for body in others if body["metadata"]["uid"] != processor.uid)
 
     def _is_successor_missing(self, processor: Processor, siblings: tuple[Sibling, ...]) -> bool:
-        target = processor.spec.hand_over_to
-        if target is None or target.cluster not in (None, processor.cluster):
+        to = processor.successor
+        if to is None or to.cluster != processor.cluster or not self._store.covers(to.namespace):
             return False
-        there = any((each.namespace, each.name) == (target.namespace, target.name) for each in siblings)
-        return self._store.covers(target.namespace) and not there
+        return all((each.namespace, each.name) != (to.namespace, to.name) for each in siblings)
 
     async def _holder_gone(self, previous: ProcessorStatus) -> bool:
         """Tell whether the claim's holder was a resource of this cluster that is certainly gone, with its pods."""
         holder = previous.ownership.holder
         if previous.ownership.state != OwnershipState.REFUSED or holder is None or holder.cluster != self._cluster:
             return False
-        return bool(holder.uid and holder.namespace and holder.name) and await self._is_gone(holder)
-
-    async def _is_gone(self, holder: ResourceRef) -> bool:
+        if not (holder.uid and holder.namespace and holder.name):
+            return False
         known = self._store.get(KIND, holder.namespace, holder.name)
         if known is not None and known["metadata"]["uid"] == holder.uid:
             return False

@@ -23,6 +23,10 @@ _NOT_MADE: Final = {"ContainerCreating", "PodInitializing"}
 _IMAGE_REASONS: Final = {"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"}
 _NOT_CREATED: Final = {"CreateContainerConfigError", "CreateContainerError"}
 _MISSING: Final = re.compile(r'(secret|configmap) "([^"]+)" not found')
+_MISSED: Final = {
+    "secret": ("Secret", Reason.CONNECTION_SECRET_INVALID),
+    "configmap": ("ConfigMap", Reason.CONFIG_MAP_MISSING),
+}
 FORGIVEN: Final = timedelta(minutes=10)
 """After so long a run the kubelet forgets earlier ends (Kubernetes, Pod Lifecycle: how Pods handle problems)."""
 _YEARS: Final = range(1970, 9999)
@@ -165,16 +169,12 @@ def find_problem(body: dict[str, Any], notes: Sequence[str], now: datetime) -> P
     for note in notes:
         missing = _MISSING.search(note)
         if missing is not None:
-            return _missing(missing[1], missing[2])
+            kind, reason = _MISSED[missing[1]]
+            message = (
+                f"{kind} {missing[2]!r} does not exist in this namespace: create it; the pod starts by itself then"
+            )
+            return Problem(reason, message)
     return Problem(Reason.POD_NOT_STARTED, notes[0]) if notes else None
-
-
-def _missing(kind: str, name: str) -> Problem:
-    if kind == "secret":
-        message = f"Secret {name!r} does not exist in this namespace: create it; the pod starts by itself then"
-        return Problem(Reason.CONNECTION_SECRET_INVALID, message)
-    message = f"ConfigMap {name!r} does not exist in this namespace: create it; the pod starts by itself then"
-    return Problem(Reason.CONFIG_MAP_MISSING, message)
 
 
 def _container_problem(container: dict[str, Any], now: datetime) -> Problem | None:

@@ -23,6 +23,7 @@ from outbox_operator.api.naming import (
     SLOT_ANNOTATION,
     TEMPLATE_LABEL,
     build_meta,
+    build_object,
     child_name,
     config_name,
     driver_name,
@@ -115,12 +116,7 @@ def build_config_map(
     data = {CONFIG_KEY: format_config(build_config(processor, images, resolution, sweep_uids))}
     if processor.spec.spark is not None:
         data[EXECUTOR_KEY] = build_executor_template(processor, processor.spec.spark, images)
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": build_meta(processor, config_name(processor.name)),
-        "data": data,
-    }
+    return build_object("ConfigMap", build_meta(processor, config_name(processor.name)), data=data)
 
 
 def build_workload(
@@ -152,12 +148,8 @@ def build_workload(
     notes = {RENDERED_ANNOTATION: format_rendered(rollout.origin, template)}
     if rollout.slot:
         notes[SLOT_ANNOTATION] = rollout.slot
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment" if worker else "StatefulSet",
-        "metadata": {**build_meta(processor, workload_name(processor)), "annotations": notes},
-        "spec": spec,
-    }
+    meta = {**build_meta(processor, workload_name(processor)), "annotations": notes}
+    return build_object("Deployment" if worker else "StatefulSet", meta, spec=spec)
 
 
 def build_budget(metadata: dict[str, Any], name: str) -> dict[str, Any]:
@@ -165,17 +157,13 @@ def build_budget(metadata: dict[str, Any], name: str) -> dict[str, Any]:
 
     `name` is the value of the pods' label.
     """
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": metadata,
-        "spec": {
-            "maxUnavailable": 1,
-            # A pod that is not ready protects nothing.
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": selector_of(name, Role.WORKER)},
-        },
+    spec = {
+        "maxUnavailable": 1,
+        # A pod that is not ready protects nothing.
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": selector_of(name, Role.WORKER)},
     }
+    return build_object("PodDisruptionBudget", metadata, spec=spec)
 
 
 def build_owned(
@@ -224,14 +212,9 @@ def stamped(manifest: dict[str, Any]) -> dict[str, Any]:
 
 def build_key(processor: Processor, keys: Keys) -> dict[str, Any]:
     """Build the Secret with the resource's key; it is created and never changed, so that it need not be read."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": build_meta(processor, keys.secret_name(processor.name, processor.uid)),
-        "type": "Opaque",
-        "immutable": True,
-        "data": {KEY_PATH.name: base64.b64encode(keys.of(processor.uid)).decode()},
-    }
+    meta = build_meta(processor, keys.secret_name(processor.name, processor.uid))
+    data = {KEY_PATH.name: base64.b64encode(keys.of(processor.uid)).decode()}
+    return build_object("Secret", meta, type="Opaque", immutable=True, data=data)
 
 
 def build_job(
@@ -269,14 +252,10 @@ def _job(
     """
     config = build_config(processor, images, sweep_uids=sweep_uids)
     carried = config.model_copy(update={"spark": None})
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {**build_meta(processor, name), "labels": labels_of(processor.name, role)},
-        "spec": {
-            "backoffLimit": 0,
-            "activeDeadlineSeconds": JOB_SECONDS[role],
-            "ttlSecondsAfterFinished": 300,
-            "template": build_job_pod(processor, images, role, arguments, format_config(carried)),
-        },
+    spec = {
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": JOB_SECONDS[role],
+        "ttlSecondsAfterFinished": 300,
+        "template": build_job_pod(processor, images, role, arguments, format_config(carried)),
     }
+    return build_object("Job", {**build_meta(processor, name), "labels": labels_of(processor.name, role)}, spec=spec)

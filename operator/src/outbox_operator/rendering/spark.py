@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from outbox_operator.api.naming import build_meta, child_name, driver_name, labels_of, selector_of
+from outbox_operator.api.naming import build_meta, build_object, child_name, driver_name, labels_of, selector_of
 from outbox_operator.api.observed import Role
 from outbox_operator.api.overlay import merge
 from outbox_operator.rendering.pods import (
@@ -78,8 +78,9 @@ def build_executor_template(processor: Processor, spark: Spark, images: Images) 
     mounts.add_scratch()
     mounts.add_connections({"source": processor.spec.source.connection.secret_ref.name})
     mounts.add_code(processor)
-    pod = build_pod(processor.name, images, {"name": EXECUTOR_CONTAINER}, mounts, Role.EXECUTOR)
-    template = {"apiVersion": "v1", "kind": "Pod", **pod}
+    template = build_object(
+        "Pod", **build_pod(processor.name, images, {"name": EXECUTOR_CONTAINER}, mounts, Role.EXECUTOR)
+    )
     template["spec"] |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": 20}
     text: str = yaml.safe_dump(merge(template, spark.executor.pod_template or {}), sort_keys=True)
     return text
@@ -89,31 +90,20 @@ def build_rights(processor: Processor, images: Images) -> list[dict[str, Any]]:
     """Build the driver's service account, its binding to the one role that the chart made, and its Service."""
     name = driver_name(processor.name)
     meta = build_meta(processor, name)
-    account = {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": meta,
-        "automountServiceAccountToken": False,
+    account = build_object("ServiceAccount", meta, automountServiceAccountToken=False)
+    binding = build_object(
+        "RoleBinding",
+        meta,
+        roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": images.driver_role},
+        subjects=[{"kind": "ServiceAccount", "name": name, "namespace": processor.namespace}],
+    )
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": selector_of(processor.name, Role.DRIVER),
+        "ports": [
+            {"name": name, "port": port, "protocol": "TCP", "targetPort": port}
+            for name, port in (("driver", DRIVER_PORT), ("blockmanager", BLOCK_MANAGER_PORT))
+        ],
     }
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": meta,
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": images.driver_role},
-        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": processor.namespace}],
-    }
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": meta,
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": selector_of(processor.name, Role.DRIVER),
-            "ports": [
-                {"name": name, "port": port, "protocol": "TCP", "targetPort": port}
-                for name, port in (("driver", DRIVER_PORT), ("blockmanager", BLOCK_MANAGER_PORT))
-            ],
-        },
-    }
-    return [account, binding, service]
+    return [account, binding, build_object("Service", meta, spec=spec)]
