@@ -71,14 +71,16 @@ def find_fault(leader: Leader, controller: Controller | None) -> str:
 
 async def lead(controller: Controller, settings: Settings) -> None:
     """Be the active process: the first part that ends, ends all."""
-    work = asyncio.create_task(controller.run(), name="controller")
-    watches = asyncio.create_task(watch(controller, settings), name="watches")
-    done, pending = await asyncio.wait({work, watches}, return_when=asyncio.FIRST_COMPLETED)
-    for task in pending:
-        task.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)
-    for task in done:
-        task.result()
+    parts = [asyncio.create_task(part) for part in (controller.run(), watch(controller, settings))]
+    try:
+        done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        # Also when this process is told to end: the Lease is given up next, and another process may act then.
+        for part in parts:
+            part.cancel()
+        await asyncio.gather(*parts, return_exceptions=True)
+    for part in done:
+        part.result()
 
 
 async def watch(controller: Controller, settings: Settings) -> None:

@@ -190,7 +190,7 @@ class Applier:
         """
         place = where(manifest)
         found = await self._find(place)
-        if found is not None and not _has_labels(found, manifest["metadata"]["labels"]):
+        if found is not None and not _has(found, "labels", manifest["metadata"]["labels"]):
             message = f"{place.kind} {place.name!r} exists and is not worker.shared's: delete it, or share another name"
             raise ObstacleError(Problem(Reason.NAME_TAKEN, message))
         return await self._apply(manifest)
@@ -251,8 +251,9 @@ def is_starting(pod: PodView) -> bool:
     return pod.phase == "Pending" and not unscheduled
 
 
-def _has_labels(body: Body, labels: dict[str, str]) -> bool:
-    return labels.items() <= (body["metadata"].get("labels") or {}).items()
+def _has(body: Body, part: str, wanted: dict[str, str]) -> bool:
+    """Tell whether an object has these labels, or annotations, among others."""
+    return wanted.items() <= (body["metadata"].get(part) or {}).items()
 
 
 def _owned_by(body: Body, uid: str) -> bool:
@@ -266,7 +267,7 @@ def _is_orphan(body: Body, processor: Processor) -> bool:
     """
     meta = body["metadata"]
     controlled = any(ref.get("controller") for ref in meta.get("ownerReferences") or ())
-    ours = _has_labels(body, labels_of(processor.name))
+    ours = _has(body, "labels", labels_of(processor.name))
     return ours and not controlled and INTENT_ANNOTATION in (meta.get("annotations") or {})
 
 
@@ -277,13 +278,15 @@ def _is_left_over(body: Body, processor: Processor) -> bool:
 
 
 def _hash_of(processor: Processor, manifests: list[dict[str, Any]], bodies: list[Body | None]) -> str:
-    """Hash what shall be and what is; empty when something is missing, or is not the resource's."""
+    """Hash what shall be and what is; empty when something is missing, is not the resource's, or not labelled so."""
     marks: list[tuple[str, ...]] = []
     for manifest, body in zip(manifests, bodies, strict=True):
-        if body is None or not _owned_by(body, processor.uid):
+        place, meta = where(manifest), manifest["metadata"]
+        # A change of these changes no generation.
+        marked = body is not None and all(_has(body, part, meta[part]) for part in ("labels", "annotations"))
+        if body is None or not marked or not _owned_by(body, processor.uid):
             return ""
-        place = where(manifest)
-        marks.append((place.kind, place.name, *_mark(manifest["metadata"]["annotations"][INTENT_ANNOTATION], body)))
+        marks.append((place.kind, place.name, *_mark(meta["annotations"][INTENT_ANNOTATION], body)))
     return hash_of(marks)
 
 

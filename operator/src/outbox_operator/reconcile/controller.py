@@ -127,8 +127,8 @@ class Controller:
         if not key[1]:
             return
         if not deleted:
-            if self.store.put(body):
-                self._wake(key)
+            if keys := self.store.put(body):
+                self._wake(*keys)
                 self._releaser.take_up(body)
             return
         self.store.remove(body)

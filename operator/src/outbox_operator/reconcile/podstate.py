@@ -45,7 +45,7 @@ def parse_reports(text: str) -> list[Report] | None:
         return None if report is None else [report]
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return [report for each in found if (report := parse_report(json.dumps(each))) is not None]
 

@@ -103,13 +103,14 @@ class _Kept:
 
     uid: str
     version: int
+    key: Key
     found_by: tuple[tuple[_Index, Hashable], ...]
     content: bytes | Body
 
     @classmethod
     def of(cls, body: Body) -> _Kept:
         content = body if body["kind"] == "Pod" else json.dumps(body, separators=(",", ":")).encode()
-        return cls(body["metadata"]["uid"], version_of(body), tuple(_find_by(body)), content)
+        return cls(body["metadata"]["uid"], version_of(body), key_of(body), tuple(_find_by(body)), content)
 
     @property
     def body(self) -> Body:
@@ -148,16 +149,16 @@ class Store:
         """Tell whether a resource there would be known."""
         return not self._namespaces or namespace in self._namespaces
 
-    def put(self, body: Body) -> bool:
-        """Take an object as seen; False when what is known is as new."""
+    def put(self, body: Body) -> set[Key]:
+        """Take an object as seen; say which resources it is about, and was; none when what is known is as new."""
         if not self.is_behind(body):
-            return False
+            return set()
         place, kept = place_of(body), _Kept.of(body)
-        self._drop(place)
+        former = self._drop(place)
         self._objects[place[0]][place[1:]] = kept
         for index, value in kept.found_by:
             self._indexes[index][value].add(place)
-        return True
+        return {each.key for each in (kept, former) if each is not None}
 
     def remove(self, body: Body) -> None:
         """Forget an object, unless another of its name is there by now."""
@@ -197,13 +198,14 @@ class Store:
     def _kept(self, place: Place) -> _Kept | None:
         return self._objects[place[0]].get(place[1:])
 
-    def _drop(self, place: Place) -> None:
+    def _drop(self, place: Place) -> _Kept | None:
         known = self._objects[place[0]].pop(place[1:], None)
         for index, value in known.found_by if known is not None else ():
             found = self._indexes[index]
             found[value].discard(place)
             if not found[value]:
                 del found[value]  # names come and go as long as the process lives
+        return known
 
     def _places(self, index: _Index, value: Hashable) -> list[Place]:
         return sorted(self._indexes[index].get(value, ()))

@@ -32,6 +32,7 @@ ANSWERS = {
     "report": (200, REPORT.encode()),
     "bytes": (200, b"{\xff\xfe\xfd"),
     "json": (200, b'{"state": "Active"}'),
+    "deep": (200, b"[" * 100_000),
     "refusal": (503, REPORT.encode()),
     "elsewhere": (307, REPORT.encode()),
     "closed": (401, b""),
@@ -87,7 +88,7 @@ async def heard_at(pod: str, path: str) -> Report | Unreachable:
         return found if isinstance(found, Unreachable) else found[0]
 
 
-@pytest.mark.parametrize("path", ["bytes", "json", "flood"])
+@pytest.mark.parametrize("path", ["bytes", "json", "deep", "flood"])
 async def test_only_a_report_is_taken(pod: str, path: str):
     assert await heard_at(pod, path) == Unreachable(Cause.NO_WORKER, "its answer is no report")
     assert len(REPORT) < LONGEST_REPORT / 10

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from outbox_core.report import CheckpointView, HighWaterMark, Lag, LeaseView, WorkerState
+from outbox_operator.api.naming import PROCESSOR_LABEL, RENDERED_ANNOTATION
 from outbox_operator.api.observed import Problem
 from outbox_operator.api.reasons import Reason
 from outbox_operator.api.status import ProcessorStatus
@@ -174,6 +175,19 @@ async def test_what_the_cluster_has_by_its_hash_is_not_applied_again():
     assert await server.round() == []
     del server.objects["ConfigMap"]
     assert [call for call in await server.round() if call in APPLIED] == APPLIED, "another client deleted it"
+
+
+@pytest.mark.parametrize(("part", "name"), [("labels", PROCESSOR_LABEL), ("annotations", RENDERED_ANNOTATION)])
+async def test_a_label_or_an_annotation_that_another_client_changed_is_put_back(part: str, name: str):
+    """Neither changes the generation of a Deployment."""
+    server = Server()
+    server.objects["resource"] = {**RESOURCE, "metadata": {**RESOURCE["metadata"], "uid": "uid-1"}}
+    for _ in range(2):
+        await server.round()
+    assert await server.round() == []
+    meta = server.objects["Deployment"]["metadata"]
+    server.objects["Deployment"]["metadata"] = {**meta, part: {**meta[part], name: "another", "theirs": "stays"}}
+    assert [call for call in await server.round() if call in APPLIED] == APPLIED
 
 
 async def test_status_is_written_first_then_events_and_then_pods_are_scaled():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from outbox_operator.api.naming import PROCESSOR_LABEL
 from outbox_operator.cluster.kube import KubeError
 from outbox_operator.reconcile.controller import Controller
 from outbox_operator.settings import read_settings
@@ -113,6 +114,18 @@ async def test_it_says_what_it_is_refused_until_it_is_not():
         server.refused = ""
         await until(informer.listed.is_set)
         await until(lambda: informer.failing_seconds == 0)
+
+
+def test_who_loses_an_object_to_another_label_looks_again_too():
+    controller = Controller(cast("Any", Server()), read_settings(["--namespace", "shop"], {}), "cluster")
+    controller.seen(pod("a", 4), deleted=False)
+    controller.queue.forget(("shop", "orders"))
+    taken = pod("a", 5)
+    taken["metadata"]["labels"] = {**taken["metadata"]["labels"], PROCESSOR_LABEL: "bills"}
+    controller.seen(taken, deleted=False)
+    assert controller.queue.depth == 2
+    controller.queue.forget(("shop", "orders"))
+    assert controller.queue.depth == 1
 
 
 def test_what_kopf_lists_again_is_not_decided_again():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from prometheus_client import REGISTRY
@@ -10,7 +11,7 @@ from prometheus_client import REGISTRY
 from outbox_operator.api.resources import KIND
 from outbox_operator.cluster.election import Leader
 from outbox_operator.cluster.kube import KubeError
-from outbox_operator.main import find_fault
+from outbox_operator.main import find_fault, lead
 from outbox_operator.reconcile.controller import Controller
 from outbox_operator.settings import read_settings
 
@@ -86,6 +87,25 @@ async def test_the_active_process_is_ready_when_it_has_listed_what_it_serves():
         while find_fault(leader, controller):  # noqa: ASYNC110 - a state, not an event
             await asyncio.sleep(0.05)
     running.cancel()
+
+
+async def test_nothing_works_on_when_a_process_that_was_told_to_end_gives_the_lease_up():
+    working: set[str] = set()
+
+    async def work(part: str) -> None:
+        working.add(part)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            working.discard(part)
+
+    controller = SimpleNamespace(run=lambda: work("controller"), listed=lambda: work("watches"))
+    leading = asyncio.create_task(lead(cast("Any", controller), cast("Any", None)))
+    await asyncio.sleep(0.01)
+    assert working == {"controller", "watches"}
+    leading.cancel()
+    await asyncio.wait({leading})
+    assert working == set()
 
 
 def failed_rounds() -> float:
