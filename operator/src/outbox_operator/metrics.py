@@ -9,6 +9,7 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from outbox_operator.api.resources import KIND
+from outbox_operator.api.status import conditions_of, true_conditions
 from outbox_operator.watch.store import Body, Store, processor_id_of
 
 if TYPE_CHECKING:
@@ -54,9 +55,8 @@ class ProcessorCollector:
         )
         for body in self._store.all_of(KIND):
             names, status = _names(body), body.get("status") or {}
-            is_ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
-            ready.add_metric(names, float(is_ready))
-            for each in status.get("conditions") or ():
+            ready.add_metric(names, float("Ready" in true_conditions(body)))
+            for each in conditions_of(body).values():
                 conditions.add_metric([*names, each["type"], each["status"], each["reason"]], 1.0)
             if "lag" in status:
                 messages.add_metric(names, status["lag"]["messages"])

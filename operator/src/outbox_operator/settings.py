@@ -11,7 +11,7 @@ from outbox_core.plain import port_number
 from outbox_operator.api.keys import Keys
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -100,34 +100,12 @@ def _build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         help="serve this namespace; repeatable; none: all (OUTBOX_WATCH_NAMESPACES, with commas)",
     )
     add("--cluster-id", default=env("OUTBOX_CLUSTER_ID", ""), help="this cluster's name in claims")
-    add("--worker-image", dest="worker", default=env("OUTBOX_WORKER_IMAGE", Images.worker))
-    add("--spark-image", dest="spark", default=env("OUTBOX_SPARK_IMAGE", Images.spark))
-    add("--spark-driver-role", dest="driver_role", default=env("OUTBOX_SPARK_DRIVER_ROLE", Images.driver_role))
-    add(
-        "--no-worker-budgets",
-        dest="budgets",
-        action="store_false",
-        default=env("OUTBOX_WORKER_BUDGETS", "true") != "false",
-        help="make no PodDisruptionBudgets: of two about one pod Kubernetes evicts it for neither",
-    )
-    add(
-        "--run-as-user",
-        dest="user",
-        type=lambda text: int(text) if text else None,
-        default=env("OUTBOX_RUN_AS_USER", str(Images.user)),
-        help="uid, gid and fsGroup of the pods of processors; empty: none is set, for OpenShift assigns them",
-    )
+    _add_images(add, env)
     add("--lease-name", default=env("OUTBOX_LEASE_NAME", "outbox-operator"))
     add("--key-secret", default=env("OUTBOX_KEY_SECRET", "outbox-operator-key"))
     add("--metrics-secret", default=env("OUTBOX_METRICS_SECRET", "outbox-operator-metrics-token"))
     add("--lease-namespace", default=env("POD_NAMESPACE", "default"))
     add("--identity", default=env("POD_NAME", env("HOSTNAME", "outbox-operator")))
-    add(
-        "--runbook-url",
-        dest="runbook",
-        default=env("OUTBOX_RUNBOOK_URL", Images.runbook),
-        help="where docs/runbook.md is published: messages of conditions link to its sections",
-    )
     add("--port", type=port_number, default=env("OUTBOX_PORT", "8081"))
     add(
         "--check-seconds",
@@ -151,6 +129,33 @@ def _build_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         help="replace the pods of so many processors at a time when the operator's version changed: 3, or 10%%",
     )
     return parser
+
+
+def _add_images(add: Callable[..., object], env: Callable[[str, str], str]) -> None:
+    """Add the flags of `Images`."""
+    add("--worker-image", dest="worker", default=env("OUTBOX_WORKER_IMAGE", Images.worker))
+    add("--spark-image", dest="spark", default=env("OUTBOX_SPARK_IMAGE", Images.spark))
+    add("--spark-driver-role", dest="driver_role", default=env("OUTBOX_SPARK_DRIVER_ROLE", Images.driver_role))
+    add(
+        "--no-worker-budgets",
+        dest="budgets",
+        action="store_false",
+        default=env("OUTBOX_WORKER_BUDGETS", "true") != "false",
+        help="make no PodDisruptionBudgets: of two about one pod Kubernetes evicts it for neither",
+    )
+    add(
+        "--run-as-user",
+        dest="user",
+        type=lambda text: int(text) if text else None,
+        default=env("OUTBOX_RUN_AS_USER", str(Images.user)),
+        help="uid, gid and fsGroup of the pods of processors; empty: none is set, for OpenShift assigns them",
+    )
+    add(
+        "--runbook-url",
+        dest="runbook",
+        default=env("OUTBOX_RUNBOOK_URL", Images.runbook),
+        help="where docs/runbook.md is published: messages of conditions link to its sections",
+    )
 
 
 def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:

@@ -7,7 +7,7 @@ conditions, `decide.py` everything else; written once by `apply.py`, and only wh
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import Field
 
@@ -27,6 +27,9 @@ from outbox_core.report import (
     WireModel,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 MAX_MESSAGE: Final = 4096
 
 
@@ -45,6 +48,16 @@ class Phase(StrEnum):
     HANDING_OVER = "HandingOver"
     HANDED_OVER = "HandedOver"
     INVALID = "Invalid"
+
+
+def conditions_of(body: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Read the conditions of an object of any kind, by their type."""
+    return {each["type"]: each for each in (body.get("status") or {}).get("conditions") or ()}
+
+
+def true_conditions(body: Mapping[str, Any]) -> set[str]:
+    """Read which conditions of an object of any kind are true."""
+    return {kind for kind, each in conditions_of(body).items() if each["status"] == "True"}
 
 
 class Condition(WireModel):

@@ -12,8 +12,7 @@ import logging
 import os
 import re
 import ssl
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import aiohttp
 from kubernetes import client, config
@@ -71,8 +70,7 @@ class KubeError(Exception):
         return self.status > 0 and _REFUSAL.search(self.message) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
+class Where(NamedTuple):
     """An object's place."""
 
     kind: str
@@ -98,6 +96,16 @@ class Where:
 def where(manifest: Mapping[str, Any]) -> Where:
     """Say where a manifest belongs."""
     return Where(manifest["kind"], manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+
+
+def version_of(body: Mapping[str, Any]) -> int:
+    """Read the resourceVersion of an object or a list as a number.
+
+    Those of one kind, of its objects and of its lists, are integers that grow with every change: the API says so since
+    Kubernetes 1.35 (KEP-5504), and API servers have done so before. Those of two kinds are never compared.
+    """
+    text = body["metadata"].get("resourceVersion", "0")
+    return int(text) if text.isdecimal() else 0
 
 
 class Kube:
@@ -205,7 +213,7 @@ class Kube:
             items += [keep({**item, "kind": kind}) for item in page.get("items") or ()]
             token = page["metadata"].get("continue")
             if not token:
-                return items, _version_of(page)
+                return items, version_of(page)
             params["continue"] = token
 
     async def apply(self, manifest: dict[str, Any], subresource: str = "") -> dict[str, Any]:
@@ -255,11 +263,6 @@ class Kube:
                 return None
             raise
         return answer
-
-
-def _version_of(page: dict[str, Any]) -> int:
-    version: str = page["metadata"].get("resourceVersion", "")
-    return int(version) if version.isdecimal() else 0
 
 
 def _without_owners(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

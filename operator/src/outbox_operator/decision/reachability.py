@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from outbox_core.report import STATUS_PORT
+from outbox_operator.api.status import conditions_of
 
 Body = dict[str, Any]
 """A pod as the API server has it."""
@@ -97,10 +98,9 @@ def address_of(pod: Body) -> str:
 
 def is_overdue(pod: Body, now: datetime) -> bool:
     """Tell whether a running pod that was never heard had the time to be."""
-    status = pod["status"]
-    for condition in status.get("conditions") or ():
-        if condition["type"] == "Ready" and condition["status"] == "True" and "lastTransitionTime" in condition:
-            return now - datetime.fromisoformat(condition["lastTransitionTime"]) > READY_FOR
-    running = [each.get("state", {}).get("running", {}) for each in status.get("containerStatuses") or ()]
+    ready = conditions_of(pod).get("Ready", {})
+    if ready.get("status") == "True" and "lastTransitionTime" in ready:
+        return now - datetime.fromisoformat(ready["lastTransitionTime"]) > READY_FOR
+    running = [each.get("state", {}).get("running", {}) for each in pod["status"].get("containerStatuses") or ()]
     started = [datetime.fromisoformat(each["startedAt"]) for each in running if "startedAt" in each]
     return bool(started) and now - max(started) > STARTED_FOR

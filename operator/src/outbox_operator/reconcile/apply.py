@@ -21,6 +21,7 @@ from outbox_operator.cluster.kube import Kube, KubeError, Where, where
 from outbox_operator.decision.conditions import link_runbook
 from outbox_operator.reconcile.reports import tell_intent
 from outbox_operator.rendering.manifests import build_job, build_key, build_owned, hash_of
+from outbox_operator.watch.owner_references import controller_of
 from outbox_operator.watch.store import OWNED_KINDS, Body, Store, is_shared, key_of, slim
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class Applier:
         for child in self._store.children((processor.namespace, processor.name), *OWNED_KINDS):
             if where(child) not in wanted and _owned_by(child, processor.uid) and not _moves(observed, decision):
                 await self._kube.delete(where(child))
-        live = [self._store.get(place.kind, place.namespace, place.name) for place in map(where, manifests)]
+        live = [self._store.get(*place) for place in map(where, manifests)]
         found = _hash_of(processor, manifests, live)
         if found and found == observed.previous.applied_hash:
             return
@@ -170,7 +171,7 @@ class Applier:
     async def _apply_jobs(self, processor: Processor, decision: Decision) -> None:
         for job in decision.start_jobs:
             place = Where("Job", processor.namespace, job.name)
-            if self._store.get(place.kind, place.namespace, place.name) is None:
+            if self._store.get(*place) is None:
                 await self._kube.create(build_job(processor, self._images, job.name, job.role, decision.sweep_uids))
             else:
                 await self._is_free(processor, place)
@@ -221,7 +222,7 @@ class Applier:
 
     async def _find(self, place: Where) -> Body | None:
         """Look an object up where it may not carry our labels, so that no watch has told of it."""
-        return self._store.get(place.kind, place.namespace, place.name) or await self._kube.get(place)
+        return self._store.get(*place) or await self._kube.get(place)
 
     async def _is_free(self, processor: Processor, place: Where) -> bool:
         """Never take over an object that is another's; False: its owner is gone, and it goes by itself.
@@ -265,16 +266,14 @@ def _is_orphan(body: Body, processor: Processor) -> bool:
 
     Kubernetes' controllers adopt such objects too (Garbage Collection: owners and dependents).
     """
-    meta = body["metadata"]
-    controlled = any(ref.get("controller") for ref in meta.get("ownerReferences") or ())
     ours = _has(body, "labels", labels_of(processor.name))
-    return ours and not controlled and INTENT_ANNOTATION in (meta.get("annotations") or {})
+    return ours and controller_of(body) is None and INTENT_ANNOTATION in (body["metadata"].get("annotations") or {})
 
 
 def _is_left_over(body: Body, processor: Processor) -> bool:
     """Tell whether a deleted resource of this name controls it: the garbage collector has yet to come to it."""
-    references = body["metadata"].get("ownerReferences") or ()
-    return any(ref.get("controller") and (ref["kind"], ref["name"]) == (KIND, processor.name) for ref in references)
+    ref = controller_of(body)
+    return ref is not None and (ref["kind"], ref["name"]) == (KIND, processor.name)
 
 
 def _hash_of(processor: Processor, manifests: list[dict[str, Any]], bodies: list[Body | None]) -> str:

@@ -13,6 +13,7 @@ from outbox_core.report import Report
 from outbox_operator.api.naming import DECISION_LABEL, RENDERED_ANNOTATION, ROLE_LABEL, SLOT_ANNOTATION, TEMPLATE_LABEL
 from outbox_operator.api.observed import JobView, PodView, Problem, Role, WorkloadView
 from outbox_operator.api.reasons import Reason
+from outbox_operator.api.status import conditions_of, true_conditions
 from outbox_operator.rendering.pods import DRIVER_CONTAINER, WORKER_CONTAINER
 
 if TYPE_CHECKING:
@@ -52,10 +53,8 @@ def parse_reports(text: str) -> list[Report] | None:
 
 def parse_report(text: str | None) -> Report | None:
     """Read a report; None when the text is none, which is what a crash leaves, or has what no status can hold."""
-    if not text or not text.lstrip().startswith("{"):
-        return None
     try:
-        report = Report.model_validate_json(text)
+        report = Report.model_validate_json(text or "")
     except ValidationError:
         return None
     return report if _fits_status(report) else None
@@ -119,7 +118,7 @@ def view_pod(
         role=role,
         ip=status.get("podIP"),
         phase=status.get("phase", "Pending"),
-        ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ()),
+        ready="Ready" in true_conditions(body),
         deleting="deletionTimestamp" in meta,
         intent_hash=meta.get("labels", {}).get(TEMPLATE_LABEL, ""),
         decision=meta.get("labels", {}).get(DECISION_LABEL, ""),
@@ -157,9 +156,9 @@ def is_waiting(body: dict[str, Any]) -> bool:
 def find_problem(body: dict[str, Any], notes: Sequence[str], now: datetime) -> Problem | None:
     """Say why a pod does not run; None when it does, or only needs a moment."""
     status = body.get("status") or {}
-    for condition in status.get("conditions") or ():
-        if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
-            return Problem(Reason.UNSCHEDULABLE, f"no node takes the pod: {condition.get('message', '')}")
+    scheduled = conditions_of(body).get("PodScheduled", {})
+    if scheduled.get("reason") == "Unschedulable":
+        return Problem(Reason.UNSCHEDULABLE, f"no node takes the pod: {scheduled.get('message', '')}")
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         problem = _container_problem(container, now)
         if problem is not None:
@@ -206,13 +205,12 @@ def _ends_again(container: dict[str, Any], ended: dict[str, Any], now: datetime)
 
 def view_workload(body: dict[str, Any]) -> WorkloadView:
     """Build the view of a Deployment or StatefulSet."""
-    spec, status = body["spec"], body.get("status") or {}
+    spec, notes = body["spec"], body["metadata"].get("annotations") or {}
     labels = spec["template"]["metadata"].get("labels", {})
-    notes = body["metadata"].get("annotations") or {}
     problem = None
-    for condition in status.get("conditions") or ():
-        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
-            problem = Problem(Reason.POD_REJECTED, f"the pod is refused: {condition.get('message', '')}")
+    if "ReplicaFailure" in true_conditions(body):
+        words = conditions_of(body)["ReplicaFailure"].get("message", "")
+        problem = Problem(Reason.POD_REJECTED, f"the pod is refused: {words}")
     return WorkloadView(
         replicas=spec.get("replicas", 1),
         intent_hash=labels.get(TEMPLATE_LABEL, ""),
@@ -225,9 +223,5 @@ def view_workload(body: dict[str, Any]) -> WorkloadView:
 
 def view_job(body: dict[str, Any]) -> JobView:
     """Build a job's view."""
-    ends = {c["type"] for c in (body.get("status") or {}).get("conditions") or () if c["status"] == "True"}
-    return JobView(
-        name=body["metadata"]["name"],
-        finished=bool(ends & {"Complete", "Failed"}),
-        succeeded="Complete" in ends,
-    )
+    ends = true_conditions(body) & {"Complete", "Failed"}
+    return JobView(name=body["metadata"]["name"], finished=bool(ends), succeeded="Complete" in ends)

@@ -126,7 +126,7 @@ class Releaser:
                 await asyncio.sleep(0.5)
 
     def _has_ended(self, place: Where) -> bool:
-        job = self._store.get(place.kind, place.namespace, place.name)
+        job = self._store.get(*place)
         return job is None or view_job(job).finished
 
     def _pods(self, body: Body, uid: str) -> list[Body]:

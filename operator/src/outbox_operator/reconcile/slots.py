@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_operator.api.observed import Slots
 from outbox_operator.api.reasons import IN_FLIGHT, ConditionType
+from outbox_operator.api.status import conditions_of
 from outbox_operator.reconcile.observe import seconds_since
 
 if TYPE_CHECKING:
@@ -47,10 +48,10 @@ class SlotKeeper:
     def _failing(self, keys: set[Key]) -> str:
         """Name the first that does not become Ready again, and why in one word: its message may change all the time."""
         for key in sorted(keys):
-            conditions = ((self._store.resource(key) or {}).get("status") or {}).get("conditions") or ()
-            for condition in conditions:
-                asked = condition["type"] in (ConditionType.READY, ConditionType.WORKERS_AVAILABLE)
-                if not asked or condition["status"] != "False":
+            conditions = conditions_of(self._store.resource(key) or {})
+            for kind in (ConditionType.READY, ConditionType.WORKERS_AVAILABLE):
+                condition = conditions.get(kind)
+                if condition is None or condition["status"] != "False":
                     continue
                 if condition["reason"] not in IN_FLIGHT or seconds_since(condition["lastTransitionTime"]) > SLOW:
                     return f"{'/'.join(key)} is not Ready again ({condition['reason']})"

@@ -16,11 +16,17 @@ LONGEST: Final = 3
 """Links from a pod of a Deployment to its resource; no chain of ours is longer."""
 
 
+def controller_of(body: Body) -> dict[str, Any] | None:
+    """Read the reference to what made an object and keeps it as it is."""
+    references: list[dict[str, Any]] = body["metadata"].get("ownerReferences") or []
+    return next((ref for ref in references if ref.get("controller")), None)
+
+
 def owners_of(body: Body, store: Store) -> list[Body]:
     """List the controllers above an object, nearest first, as far as they are known."""
     found: list[Body] = []
     for _ in range(LONGEST):
-        ref = _controller_of(body)
+        ref = controller_of(body)
         owner = None if ref is None else store.get(ref["kind"], body["metadata"]["namespace"], ref["name"])
         if ref is None or owner is None or owner["metadata"]["uid"] != ref["uid"]:
             break
@@ -48,11 +54,6 @@ def may_be_of(body: Body, uid: str, store: Store) -> bool:
     What made the object goes one after the other, so a chain that breaks off proves nothing; one that ends at another
     resource does, also at one of the same name, and so does an object that nothing made.
     """
-    links = [_controller_of(each) for each in (body, *owners_of(body, store))]
+    links = [controller_of(each) for each in (body, *owners_of(body, store))]
     resources = [link["uid"] for link in links if link is not None and link["kind"] == KIND]
     return uid in resources if resources else links[0] is not None
-
-
-def _controller_of(body: Body) -> dict[str, Any] | None:
-    references: list[dict[str, Any]] = body["metadata"].get("ownerReferences") or []
-    return next((ref for ref in references if ref.get("controller")), None)

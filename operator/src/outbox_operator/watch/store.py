@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from outbox_operator.api.naming import PROCESSOR_LABEL, SHARED_PREFIX, SLOT_ANNOTATION, shared_label
 from outbox_operator.api.resources import KIND
+from outbox_operator.cluster.kube import Where, version_of, where
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator
@@ -39,16 +40,6 @@ WATCHED_KINDS: Final = (KIND, *OWNED_KINDS, "ReplicaSet", "Job", "Pod")
 Body = dict[str, Any]
 
 
-def version_of(body: Body) -> int:
-    """Read the resourceVersion as a number.
-
-    Those of one kind, of its objects and of its lists, are integers that grow with every change: the API says so since
-    Kubernetes 1.35 (KEP-5504), and API servers have done so before. Those of two kinds are never compared.
-    """
-    text = body["metadata"].get("resourceVersion", "0")
-    return int(text) if text.isdecimal() else 0
-
-
 def key_of(body: Body) -> Key:
     """Say which resource an object is about: itself, or the one its label names, or those that share pods."""
     meta = body["metadata"]
@@ -60,14 +51,6 @@ def key_of(body: Body) -> Key:
 def is_shared(body: Body) -> bool:
     """Tell whether an object is one that resources share."""
     return key_of(body)[1].startswith(SHARED_PREFIX)
-
-
-Place = tuple[str, str, str]
-
-
-def place_of(body: Body) -> Place:
-    """Kind, namespace and name."""
-    return body["kind"], body["metadata"]["namespace"], body["metadata"]["name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +125,7 @@ class Store:
         """Start empty; objects of `namespaces` will be put in, or of all where none is named."""
         self._namespaces = namespaces
         self._objects: defaultdict[str, dict[tuple[str, str], _Kept]] = defaultdict(dict)
-        self._indexes: dict[_Index, defaultdict[Any, set[Place]]] = {each: defaultdict(set) for each in _Index}
+        self._indexes: dict[_Index, defaultdict[Any, set[Where]]] = {each: defaultdict(set) for each in _Index}
         self._gone: dict[str, int] = {}
 
     def covers(self, namespace: str) -> bool:
@@ -153,7 +136,7 @@ class Store:
         """Take an object as seen; say which resources it is about, and was; none when what is known is as new."""
         if not self.is_behind(body):
             return set()
-        place, kept = place_of(body), _Kept.of(body)
+        place, kept = where(body), _Kept.of(body)
         former = self._drop(place)
         self._objects[place[0]][place[1:]] = kept
         for index, value in kept.found_by:
@@ -162,7 +145,7 @@ class Store:
 
     def remove(self, body: Body) -> None:
         """Forget an object, unless another of its name is there by now."""
-        place, uid = place_of(body), body["metadata"]["uid"]
+        place, uid = where(body), body["metadata"]["uid"]
         self._gone[uid] = max(version_of(body), self._gone.pop(uid, 0))
         if len(self._gone) > REMEMBERED:
             del self._gone[next(iter(self._gone))]
@@ -172,7 +155,7 @@ class Store:
 
     def is_behind(self, body: Body) -> bool:
         """Tell whether an object is newer than what is known of its place: a listing may be older than a deletion."""
-        known = self._kept(place_of(body))
+        known = self._kept(where(body))
         if known is not None and known.version >= version_of(body):
             return False
         return version_of(body) > self._gone.get(body["metadata"]["uid"], -1)
@@ -195,10 +178,10 @@ class Store:
         ]
         return [{**body, "metadata": {**body["metadata"], "resourceVersion": str(listing.version)}} for body in gone]
 
-    def _kept(self, place: Place) -> _Kept | None:
+    def _kept(self, place: Where) -> _Kept | None:
         return self._objects[place[0]].get(place[1:])
 
-    def _drop(self, place: Place) -> _Kept | None:
+    def _drop(self, place: Where) -> _Kept | None:
         known = self._objects[place[0]].pop(place[1:], None)
         for index, value in known.found_by if known is not None else ():
             found = self._indexes[index]
@@ -207,7 +190,7 @@ class Store:
                 del found[value]  # names come and go as long as the process lives
         return known
 
-    def _places(self, index: _Index, value: Hashable) -> list[Place]:
+    def _places(self, index: _Index, value: Hashable) -> list[Where]:
         return sorted(self._indexes[index].get(value, ()))
 
     @property
@@ -222,7 +205,7 @@ class Store:
 
     def get(self, kind: str, namespace: str, name: str) -> Body | None:
         """Look an object up."""
-        kept = self._kept((kind, namespace, name))
+        kept = self._kept(Where(kind, namespace, name))
         return None if kept is None else kept.body
 
     def resource(self, key: Key) -> Body | None:
@@ -245,7 +228,7 @@ class Store:
         """List the resources that share pods, by name."""
         return [place[1:] for place in self._places(_Index.GROUP, group)]
 
-    def _bodies(self, places: Iterable[Place]) -> list[Body]:
+    def _bodies(self, places: Iterable[Where]) -> list[Body]:
         return [self._objects[kind][namespace, name].body for kind, namespace, name in places]
 
     def all_of(self, kind: str) -> list[Body]:
