@@ -103,7 +103,7 @@ def decide(observed: Observed, now: datetime) -> Decision:
         finished_jobs=_finished_jobs(facts, jobs),
         remove_annotations=_done_annotations(facts),
         events=build_events(facts, status),
-        look_again=look_again(facts, status, now),
+        look_again=look_again(facts, status, jobs, now),
     )
 
 
@@ -197,7 +197,7 @@ def _done_annotations(facts: Facts) -> tuple[str, ...]:
     return (decided.annotation,) if closed or stale else ()
 
 
-def look_again(facts: Facts, status: ProcessorStatus, now: datetime) -> timedelta:
+def look_again(facts: Facts, status: ProcessorStatus, jobs: tuple[JobPlan, ...], now: datetime) -> timedelta:
     """Say when to decide again if nothing is heard before."""
     waits = [REST]
     since = [c.last_transition_time for c in status.conditions if c.type == "Reconciling" and c.status == "True"]
@@ -205,6 +205,7 @@ def look_again(facts: Facts, status: ProcessorStatus, now: datetime) -> timedelt
     waits += [max((now - each) / PART, LOOK_AGAIN) for each in since]
     next_try = facts.ownership.next_try
     if next_try is not None and facts.ownership.state in _ASKING:
-        # One that is due runs now: its job and pod are watched.
-        waits.append(max(next_try - now, SOONEST) if next_try > now else LOOK_AGAIN)
+        # One that is due runs now. Where it may not (suspended, a pod is still there) a change tells when it may.
+        due = LOOK_AGAIN if jobs else REST
+        waits.append(max(next_try - now, SOONEST) if next_try > now else due)
     return min(waits)

@@ -19,7 +19,7 @@ from outbox_operator.reconcile.podstate import view_workload
 from outbox_operator.reconcile.reports import figures_in
 from outbox_operator.settings import Images
 from outbox_operator.watch.store import OWNED_KINDS, Store, slim
-from tests.unit.operator.building import NOW, build_observed, build_pod, build_processor, build_report
+from tests.unit.operator.building import NOW, WAITING, build_observed, build_pod, build_processor, build_report
 from tests.unit.operator.owned import DEPLOYMENT, RESOURCE, reference_to
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 SUSPENDED = build_observed(processor=build_processor(suspend=True))
 UNSCHEDULABLE = build_pod(phase="Pending", ip=None, ready=False, problem=Problem(Reason.UNSCHEDULABLE, "no node"))
 WAITS = build_observed(UNSCHEDULABLE)
+LOST = build_pod(ready=False, deleting=True)
 
 
 def after(observed: Observed, seconds: float) -> timedelta:
@@ -47,6 +48,9 @@ def after(observed: Observed, seconds: float) -> timedelta:
         pytest.param(WAITS, 60, timedelta(seconds=15), id="in flight for a minute"),
         pytest.param(WAITS, 86_400, REST, id="in flight for a day"),
         pytest.param(replace(SUSPENDED, unsettled=NOW), 4, LOOK_AGAIN, id="a pod of which time tells more"),
+        pytest.param(build_observed(previous=WAITING), 60, LOOK_AGAIN, id="the claim is asked for"),
+        pytest.param(replace(SUSPENDED, previous=WAITING), 60, REST, id="suspended: the claim is not asked for"),
+        pytest.param(build_observed(LOST, previous=WAITING), 60, REST, id="nor while a pod of it is on a lost node"),
     ],
 )
 def test_it_is_looked_at_again_when_time_may_tell_more(observed: Observed, seconds: float, again: timedelta):
