@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import aiohttp
 from prometheus_client import REGISTRY
 
+from outbox_operator import health
 from outbox_operator.api.resources import KIND
 from outbox_operator.cluster.election import Leader
 from outbox_operator.cluster.kube import KubeError
@@ -17,6 +20,7 @@ from outbox_operator.settings import read_settings
 
 if TYPE_CHECKING:
     import pytest
+    from prometheus_client.core import Metric
 
 
 class Server:
@@ -106,6 +110,43 @@ async def test_nothing_works_on_when_a_process_that_was_told_to_end_gives_the_le
     leading.cancel()
     await asyncio.wait({leading})
     assert working == set()
+
+
+class Scraped:
+    """Figures that take until they may be read."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def collect(self) -> list[Metric]:
+        self.begun.set()
+        self.may_end.wait(10)
+        return []
+
+
+async def test_a_scrape_of_many_resources_holds_nothing_else_up():
+    figures = Scraped()
+    figures.may_end.set()
+    REGISTRY.register(figures)
+    figures.begun.clear()
+    figures.may_end.clear()
+    runner = await health.serve(0, lambda: 0.0, lambda: "")
+    try:
+        (port,) = (port for host, port, *_ in runner.addresses if ":" not in host)
+        url = f"http://127.0.0.1:{port}"
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+            scrape = asyncio.create_task(session.get(f"{url}/metrics"))
+            assert await asyncio.to_thread(figures.begun.wait, 5)
+            async with session.get(f"{url}/livez") as answer:
+                assert answer.status == 200
+            assert not scrape.done()
+            figures.may_end.set()
+            async with await scrape as answer:
+                assert "outbox_operator_leader" in await answer.text()
+    finally:
+        figures.may_end.set()
+        REGISTRY.unregister(figures)
+        await runner.cleanup()
 
 
 def failed_rounds() -> float:
