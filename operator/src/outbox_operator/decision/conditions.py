@@ -50,7 +50,9 @@ def build_conditions(facts: Facts, result: PolicyResult, replicas: int) -> dict[
     answers = {
         ConditionType.READY: Answer(None if result.unknown else result.ready, result.reason, result.message),
         ConditionType.RECONCILING: _reconciling(facts, result, replicas),
-        ConditionType.STALLED: _stalled(result),
+        ConditionType.STALLED: (
+            Answer(True, result.reason, result.message) if result.stalled else Answer(False, Reason.AS_EXPECTED)
+        ),
         ConditionType.OWNERSHIP_GRANTED: _ownership(facts),
         ConditionType.CHECKPOINT_HEALTHY: _checkpoint(facts),
         ConditionType.SOURCE_CURRENT: _source(facts),
@@ -86,12 +88,6 @@ def _find_movement(facts: Facts, result: PolicyResult) -> tuple[str, str] | None
             f"{len(facts.observed.outdated)} pods of the former spec or version are being replaced",
         )
     return (result.reason, "tried again by itself") if result.phase is Phase.UNAVAILABLE else None
-
-
-def _stalled(result: PolicyResult) -> Answer:
-    if result.stalled:
-        return Answer(True, result.reason, result.message)
-    return Answer(False, Reason.AS_EXPECTED)
 
 
 def _ownership(facts: Facts) -> Answer:
@@ -209,9 +205,8 @@ def describe_foreign(names: tuple[str, ...]) -> str:
 
 
 def _workers(facts: Facts, result: PolicyResult, replicas: int) -> Answer:
-    update = _available(facts, result, replicas)
-    foreign = describe_foreign(facts.observed.foreign)
-    return replace(update, message=f"{update.message}; {foreign}") if foreign else update
+    answer, foreign = _available(facts, result, replicas), describe_foreign(facts.observed.foreign)
+    return replace(answer, message=f"{answer.message}; {foreign}") if foreign else answer
 
 
 def _available(facts: Facts, result: PolicyResult, replicas: int) -> Answer:

@@ -16,6 +16,7 @@ from outbox_core.report import (
     ConflictSummary,
     FailureSummary,
     Lag,
+    LeaseView,
     RebuildState,
     RebuildView,
     Report,
@@ -145,16 +146,11 @@ _FIGURES: Final = ("bound", "checkpoint", "failures", "lag", "partitions", "repo
 
 def _list_partitions(report: Report) -> list[PartitionStatus]:
     """Say who owns which partition."""
-    owners = {lease.partition: lease for lease in report.leases}
     pairs = {view.partition: view.pair for view in report.checkpoints}
+    owners = {number: LeaseView() for number in pairs} | {lease.partition: lease for lease in report.leases}
     return [
-        PartitionStatus(
-            partition=number,
-            pod=owners[number].pod if number in owners else None,
-            epoch=(owners[number].epoch if number in owners else None) or 0,
-            pair=pairs.get(number),
-        )
-        for number in sorted({*owners, *pairs})
+        PartitionStatus(partition=number, pod=owner.pod, epoch=owner.epoch or 0, pair=pairs.get(number))
+        for number, owner in sorted(owners.items())
     ]
 
 

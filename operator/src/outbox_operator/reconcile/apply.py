@@ -281,16 +281,11 @@ def _hash_of(processor: Processor, manifests: list[dict[str, Any]], bodies: list
     marks: list[tuple[str, ...]] = []
     for manifest, body in zip(manifests, bodies, strict=True):
         place, meta = where(manifest), manifest["metadata"]
-        # A change of these changes no generation.
+        # A change of labels and annotations changes no generation.
         marked = body is not None and all(_has(body, part, meta[part]) for part in ("labels", "annotations"))
         if body is None or not marked or not _owned_by(body, processor.uid):
             return ""
-        marks.append((place.kind, place.name, *_mark(meta["annotations"][INTENT_ANNOTATION], body)))
+        live = body["metadata"]
+        version = live.get("generation") if place.kind in _GENERATIONS else live["resourceVersion"]
+        marks.append((place.kind, place.name, meta["annotations"][INTENT_ANNOTATION], live["uid"], str(version)))
     return hash_of(marks)
-
-
-def _mark(intent: str, body: Body) -> tuple[str, str, str]:
-    """Identify an object as we left it."""
-    meta = body["metadata"]
-    version = meta.get("generation") if body["kind"] in _GENERATIONS else meta["resourceVersion"]
-    return (intent, meta["uid"], str(version))

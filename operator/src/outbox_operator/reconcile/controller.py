@@ -126,15 +126,14 @@ class Controller:
         key = key_of(body)
         if not key[1]:
             return
-        if not deleted:
-            if keys := self.store.put(body):
-                self._wake(*keys)
-                self._releaser.take_up(body)
-            return
-        self.store.remove(body)
-        self._wake(key)
-        if body["kind"] == KIND:
-            self._gone(body)
+        if deleted:
+            self.store.remove(body)
+            self._wake(key)
+            if body["kind"] == KIND:
+                self._gone(body)
+        elif keys := self.store.put(body):
+            self._wake(*keys)
+            self._releaser.take_up(body)
 
     def _wake(self, *keys: Key) -> None:
         """Look at resources, or at what they share and then at each of them."""

@@ -111,8 +111,8 @@ def view_pod(
 
     """
     meta, status = body["metadata"], body.get("status") or {}
-    containers = status.get("containerStatuses") or []
-    ended = _last_end(containers)
+    ends = (_end_of(each) for each in status.get("containerStatuses") or () if each.get("name") in _OURS)
+    ended = next((end for end in ends if end is not None), {})
     return PodView(
         name=meta["name"],
         role=role,
@@ -126,14 +126,9 @@ def view_pod(
         problem=find_problem(body, notes, now),
         report=report,
         reachable=reachable,
-        last_words=parse_report(ended.get("message")) if ended else None,
-        exit_code=ended.get("exitCode") if ended else None,
+        last_words=parse_report(ended.get("message")),
+        exit_code=ended.get("exitCode"),
     )
-
-
-def _last_end(containers: list[dict[str, Any]]) -> dict[str, Any] | None:
-    ends = (_end_of(container) for container in containers if container.get("name") in _OURS)
-    return next((ended for ended in ends if ended is not None), None)
 
 
 def _end_of(container: dict[str, Any]) -> dict[str, Any] | None:
