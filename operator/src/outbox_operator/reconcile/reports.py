@@ -93,6 +93,9 @@ class Reporters:
         self._heard: dict[str, Heard] = {}
         self._limiters: defaultdict[Key, RateLimiter] = defaultdict(RateLimiter)
         self._slots = asyncio.Semaphore(PARALLEL)
+        self._slots_of_silent = asyncio.Semaphore(PARALLEL // 2)
+        self._silent: set[str] = set()
+        """Pods that are asked beside the rounds: they have not answered."""
         self.asked = asyncio.Event()
         """Every pod was asked once."""
         self._moved = time.monotonic()
@@ -109,11 +112,16 @@ class Reporters:
 
     async def run(self) -> None:
         """Ask every PERIOD seconds until cancelled."""
-        async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
+        async with aiohttp.ClientSession(timeout=TIMEOUT) as session, asyncio.TaskGroup() as group:
             while True:
                 pods = [pod for pod in self._store.all_of("Pod") if _answers(pod) or _uid(pod) in self._heard]
                 own = [pod for pod in pods if is_own(pod, self._store)]
-                await asyncio.gather(*(self._try_asking(session, pod) for pod in own))
+                for pod in own:
+                    if self.heard(pod).missed >= PATIENCE and _uid(pod) not in self._silent:
+                        self._silent.add(_uid(pod))
+                        group.create_task(self._ask_silent(session, pod))
+                answering = [pod for pod in own if _uid(pod) not in self._silent]
+                await asyncio.gather(*(self._try_asking(session, pod) for pod in answering))
                 self.asked.set()
                 self._forget()
                 self._moved = time.monotonic()
@@ -125,6 +133,14 @@ class Reporters:
             del self._heard[uid]
         for key in [key for key in self._limiters if self._store.resource(key) is None]:
             del self._limiters[key]
+
+    async def _ask_silent(self, session: aiohttp.ClientSession, pod: Body) -> None:
+        """Ask a pod that has not answered, if it is still there; no round waits for its time limit."""
+        async with self._slots_of_silent:
+            known = self._store.get("Pod", key_of(pod)[0], pod["metadata"]["name"])
+            if known is not None and _uid(known) == _uid(pod):
+                await self._try_asking(session, known)
+        self._silent.discard(_uid(pod))
 
     async def _try_asking(self, session: aiohttp.ClientSession, pod: Body) -> None:
         try:

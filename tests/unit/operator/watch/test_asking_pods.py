@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outbox_operator.api.keys import Keys
+from outbox_operator.reconcile import reports
 from outbox_operator.reconcile.reports import PERIOD, Heard, Reporters
 from tests.unit.operator.building import build_report
 from tests.unit.operator.owned import EVERYTHING, REPLICA_SET, build_pod, store_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from outbox_core.report import Report
 
 
 @asynccontextmanager
@@ -70,3 +73,31 @@ async def test_a_fault_about_one_pod_keeps_no_other_from_being_asked():
             await asyncio.sleep(0.05)
     assert rounds.is_set(), "the fault was met"
     assert reporters.stuck_seconds < PERIOD + 5
+
+
+async def test_pods_that_do_not_answer_delay_no_news_of_others(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reports, "PARALLEL", 2)
+    monkeypatch.setattr(reports, "PERIOD", 0.01)
+    silent = [build_pod(f"silent-{number}", REPLICA_SET, uid=f"silent-{number}") for number in range(60)]
+    asked: list[str] = []
+
+    async def fetch(_: object, place: str, __: object, **___: object) -> list[Report]:
+        asked.append(place)
+        if "silent" in place:
+            await asyncio.sleep(0.1)
+            raise TimeoutError
+        return [build_report()]
+
+    monkeypatch.setattr(reports, "fetch_reports", fetch)
+    for pod in silent:
+        pod["status"]["podIP"] = "silent"
+    good = build_pod("good", REPLICA_SET)
+    reporters = Reporters(store_of(*EVERYTHING, good, *silent), Keys(), "system", lambda *_: None)
+    for pod in silent:
+        reporters._heard[pod["metadata"]["uid"]] = Heard(missed=reports.PATIENCE)
+    async with asking(reporters):
+        await reporters.asked.wait()
+        asked.clear()
+        while sum("silent" in place for place in asked) < 30:  # noqa: ASYNC110 - what is looked at announces nothing
+            await asyncio.sleep(0.01)
+    assert sum("silent" not in place for place in asked) >= 10
