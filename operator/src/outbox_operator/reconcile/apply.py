@@ -277,13 +277,18 @@ def _is_left_over(body: Body, processor: Processor) -> bool:
 
 
 def _hash_of(processor: Processor, manifests: list[dict[str, Any]], bodies: list[Body | None]) -> str:
-    """Hash what shall be and what is; empty when something is missing, is not the resource's, or not labelled so."""
+    """Hash what shall be and what is, as `hash_objects`; empty too where something is not the resource's."""
+    owned = all(body is not None and _owned_by(body, processor.uid) for body in bodies)
+    return hash_objects(manifests, bodies) if owned else ""
+
+
+def hash_objects(manifests: list[dict[str, Any]], bodies: list[Body | None]) -> str:
+    """Hash what shall be and what is; empty where something is missing, or not labelled and annotated so."""
     marks: list[tuple[str, ...]] = []
     for manifest, body in zip(manifests, bodies, strict=True):
         place, meta = where(manifest), manifest["metadata"]
         # A change of labels and annotations changes no generation.
-        marked = body is not None and all(_has(body, part, meta[part]) for part in ("labels", "annotations"))
-        if body is None or not marked or not _owned_by(body, processor.uid):
+        if body is None or not all(_has(body, part, meta[part]) for part in ("labels", "annotations")):
             return ""
         live = body["metadata"]
         version = live.get("generation") if place.kind in _GENERATIONS else live["resourceVersion"]

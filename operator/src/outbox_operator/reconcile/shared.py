@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from outbox_core.report import Intent
 from outbox_operator.api.naming import INTENT_ANNOTATION, SHARED_PREFIX, label_decision, shared_id
 from outbox_operator.cluster.kube import KubeError, where
-from outbox_operator.reconcile.apply import ObstacleError, build_refusal
+from outbox_operator.reconcile.apply import ObstacleError, build_refusal, hash_objects
 from outbox_operator.reconcile.reports import tell_intent
-from outbox_operator.rendering.manifests import hash_of
 from outbox_operator.rendering.shared import (
     Member,
     build_shared,
@@ -49,7 +48,7 @@ class SharedPods:
         self._applier = applier
         self._wanted: dict[Key, tuple[Key, Member | None]] = {}
         """By resource: its group, and what it wants there; None: nothing that can be run."""
-        self._left: dict[Key, str | None] = {}
+        self._left: dict[Key, str] = {}
         """By group: hash of its objects as they were left."""
         self._obstacles: dict[Key, Problem] = {}
         """By group: why its objects cannot be made."""
@@ -134,10 +133,10 @@ class SharedPods:
             self._left.pop(group, None)
             return
         live = [self._store.get(place.kind, place.namespace, place.name) for place in places]
-        found = _hash_of(manifests, live)
-        if found is None or found != self._left.get(group):
+        found = hash_objects(manifests, live)
+        if not found or found != self._left.get(group):
             live = [await self._applier.apply_shared(manifest) for manifest in manifests]
-            self._left[group] = _hash_of(manifests, live)
+            self._left[group] = hash_objects(manifests, live)
         deployment = live[-1]
         if deployment is not None and not _is_ready(deployment):
             key = build_shared_key(namespace, name, deployment["metadata"]["uid"], self._images.keys)
@@ -162,15 +161,3 @@ def _is_ready(deployment: Body) -> bool:
     ready: int = (deployment.get("status") or {}).get("readyReplicas", 0)
     wanted: int = deployment["spec"].get("replicas", 1)
     return ready >= wanted
-
-
-def _hash_of(manifests: list[Body], live: list[Body | None]) -> str | None:
-    """Hash what shall be and what is; None where something is missing."""
-    marks = []
-    for manifest, body in zip(manifests, live, strict=True):
-        if body is None:
-            return None
-        meta = body["metadata"]
-        version = meta["resourceVersion"] if body["kind"] == "ConfigMap" else meta.get("generation")
-        marks.append([manifest["metadata"]["annotations"][INTENT_ANNOTATION], meta["uid"], str(version)])
-    return hash_of(marks)
