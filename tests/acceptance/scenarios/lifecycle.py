@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from outbox_operator.api.naming import INTENT_ANNOTATION, PROCESSOR_LABEL
 from tests.acceptance.scenarios import Scenarios, until_handled
 from tests.support.kubernetes.cluster import ApiError, wait
 
@@ -156,6 +157,14 @@ def what_is_deleted_or_edited_is_restored(rooms: Rooms) -> None:
         restored(
             "a scaled Deployment", lambda: cluster.need("Deployment", namespace, deployment)["spec"]["replicas"] == 1
         )
+        for part, name in (("labels", PROCESSOR_LABEL), ("annotations", INTENT_ANNOTATION)):
+            cluster.patch("Deployment", namespace, deployment, {"metadata": {part: {name: "another"}}})
+            restored(
+                f"a mark among the {part} of a Deployment",
+                lambda part=part, name=name: (
+                    cluster.need("Deployment", namespace, deployment)["metadata"][part][name] != "another"
+                ),
+            )
         for kind, name in (("Deployment", deployment), ("ConfigMap", config)):
             cluster.patch(kind, namespace, name, {"metadata": {"ownerReferences": None}})
             restored(
