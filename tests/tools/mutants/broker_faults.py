@@ -12,6 +12,7 @@ _STREAM: Final = "tests/integration/worker/targets/test_rabbitmq_stream.py"
 _STREAM_SINK: Final = "tests/integration/worker/targets/test_rabbitmq_stream_sink.py"
 _KAFKA_ONCE: Final = "tests/integration/worker/kafka/test_kafka_transaction_sink.py"
 _KAFKA_TAKEOVER: Final = "tests/integration/worker/kafka/test_kafka_takeover.py"
+_KAFKA_CRASHED: Final = "tests/integration/worker/kafka/test_kafka_crashed_server.py"
 _ROUNDS: Final = f"{WORKER}/targets/librdkafka/rounds.py"
 
 BROKER: Final = (
@@ -298,5 +299,20 @@ BROKER: Final = (
         "fresh = ",
         f"{_KAFKA_ONCE}::TestWhatTheNextOwnerKnows::test_of_a_batch_that_two_owners_died_of_nothing_is_forgotten",
         f"{_KAFKA_ONCE}::TestWhatTheNextOwnerKnows::test_with_cursor_snapshot_the_windows_say_what_is_stored",
+    ),
+    fault(
+        "a transaction of Kafka has messages that a crash of PostgreSQL may take back, or follows such a checkpoint",
+        f"{WORKER}/engine/handling.py",
+        "        if self._effects.are_remembered:  # with this batch",
+        "        if False:  # with this batch",
+        f"{_KAFKA_CRASHED}::test_batches_whose_checkpoints_a_crash_takes_back_are_not_published_again",
+        f"{_KAFKA_CRASHED}::test_what_is_published_outlives_the_crash",
+    ),
+    fault(
+        "an owner begins with Kafka from a checkpoint that a crash of PostgreSQL may take back",
+        f"{WORKER}/engine/owner_steps.py",
+        "        self._runner.flush_log(self._connection())  # what the target",
+        "        # what the target",
+        f"{_KAFKA_CRASHED}::test_a_checkpoint_by_which_an_owner_began_outlives_the_crash",
     ),
 )

@@ -45,6 +45,8 @@ class Effects:
                 assert_never(context.target)
         self.are_inside = self._inside is not None
         """Effects are in a transaction of the checkpoint's database."""
+        self.are_remembered = self._outside is not None and self._outside.has_own_transactions
+        """The target writes down what it has, and by that leaves out what comes again."""
         self._pipelined = context.target if isinstance(context.target, PipelinedTarget) else None
         self.most_under_way = 1 if self._pipelined is None else self._pipelined.most_under_way
         """Batches that the target takes before the first one is stored."""

@@ -129,6 +129,8 @@ class Handling:
     ) -> outcomes.StepOutcome:  # fmt: skip
         """AtLeastOnce: the lease is checked right before, because what is handed over cannot be recalled."""
         lease = lease_of(state)
+        if self._effects.are_remembered:  # with this batch, and no longer with those whose checkpoints are stored
+            self._runner.flush_log(self._target.connection())
         under_way = state.begun and self._effects.is_under_way(batch)
         if not under_way and (told := self._fresh.find_loss(state, batch)) is not None:
             return told

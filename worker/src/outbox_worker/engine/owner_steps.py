@@ -361,6 +361,7 @@ class OwnerSteps:
         if not (isinstance(target, OutsideTransaction) and target.has_own_transactions):
             return
         self._is_new = self._is_new or start.start_from_used  # until the target has heard of it
+        self._runner.flush_log(self._connection())  # what the target writes down outlives a crash: so must these
         moved = checkpoints.fetch_last_move(self._connection(), self._context.key)
         begun = OwnerStart(
             self._database, self._context.key.partition, lease.epoch, start.pair, moved, is_new=self._is_new

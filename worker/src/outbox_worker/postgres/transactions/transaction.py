@@ -23,7 +23,7 @@ from outbox_core.progress.checkpoint import BEGINNING, StoreAnswer
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.report import Reason
 from outbox_worker.postgres import identity
-from outbox_worker.postgres.errors import as_refused_commit, translate
+from outbox_worker.postgres.errors import as_refused_commit, translate, translated
 from outbox_worker.postgres.progress import checkpoints, numbers
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.template import Template, place
@@ -147,6 +147,26 @@ class TransactionRunner:
             return self._call(connection, request)
         finally:
             roll_back(connection)
+
+    def flush_log(self, connection: psycopg.Connection[Any]) -> None:
+        """Return when no crash of the server can take back what was committed before, in one round trip.
+
+        For what is remembered outside of this database: the batch that was read, and the checkpoint before it.
+
+        Raises:
+            TransientError: the server recovered from a crash since that was read or stored.
+
+        """
+        begin, end = (load(name) for name in ("begin_durable_read", "end_durable_read"))
+        text = sql.SQL("{}; SELECT {}.server_run()::text; {}").format(begin, sql.Identifier(self._key.schema), end)
+        try:
+            with translated():
+                row = connection.execute(text).set_result(-3).fetchone()  # before what flushes, and COMMIT
+        except BaseException:
+            roll_back(connection)
+            raise
+        if self.server_run is not None and (row is None or row[0] != self.server_run):
+            raise identity.crashed()
 
     def look_at_run(self, connection: psycopg.Connection[Any]) -> None:
         """See now and then, where nothing is stored that would see it, whether what is remembered still holds.
