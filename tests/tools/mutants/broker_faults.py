@@ -315,4 +315,12 @@ BROKER: Final = (
         "        # what the target",
         f"{_KAFKA_CRASHED}::test_a_checkpoint_by_which_an_owner_began_outlives_the_crash",
     ),
+    fault(
+        "who made the row, and could not begin with Kafka, takes it for new also when others have published under it",
+        f"{WORKER}/engine/owner_steps.py",
+        "answer.epoch if answer.epoch == self._new_under + 1 else None",
+        "answer.epoch",
+        "tests/integration/worker/kafka/test_kafka_transactions.py"
+        "::test_who_made_the_row_and_could_not_begin_believes_later_that_others_published",
+    ),
 )

@@ -109,6 +109,29 @@ def test_killed_between_commit_and_checkpoint_each_message_is_there_once(outbox,
         assert {headers(each)["x-outbox-pod"] for each in topic.read()} == {"pod-0", "pod-1"}
 
 
+def test_who_made_the_row_and_could_not_begin_believes_later_that_others_published(outbox, kafka, start, records):
+    """It made the row, and could not write its first record; until that is written a row counts as new."""
+    with kafka.topic(partitions=1) as topic:
+        kafka.create_topic(records, 1, cleanup_policy="compact", max_message_bytes="50")
+        delivery = {"leaseDuration": "3s", "circuitBreaker": {"openFor": "200ms"}}
+        first = start(topic.name, delivery)
+        first.wait_state("Unavailable", "InvalidConfiguration")
+        first.send(signal.SIGSTOP)
+        kafka.set_topic(records, "max.message.bytes", "1000000")
+        second = start(topic.name, delivery)
+        ids = outbox.produce(10)
+        second.wait_for("all is stored", lambda r: r.handled == 10)
+        first.send(signal.SIGCONT)
+        first.wait_state("Standby")
+        more, holder = outbox.produce_locked(10, start=10)
+        topic.wait_for(20)
+        second.kill()
+        outbox.end_waiting_sessions()
+        holder.rollback()
+        first.wait_for("all is stored", lambda r: r.handled == 10)
+        assert_once(topic, ids + more)
+
+
 @pytest.mark.parametrize("how", [*at_night(signal.SIGKILL), signal.SIGSTOP])
 def test_an_owner_that_dies_or_freezes_in_the_middle_of_a_transaction(outbox, kafka, start, how):
     """One batch of many rounds. What is open is taken back; one that was frozen wakes, and publishes nothing more."""

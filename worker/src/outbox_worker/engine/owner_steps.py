@@ -152,7 +152,8 @@ class OwnerSteps:
         self._force = take_over
         self._timeline: int | None = None
         self._database = ""
-        self._is_new = False
+        self._new_under: int | None = None
+        """The epoch under which this process made the row, which the target has not heard of yet; no other owned it."""
         self._prepared = (0, 0)
         self._connections: tuple[Connection, ...] = ()
         self._lease = context.config.delivery.lease_duration
@@ -188,6 +189,7 @@ class OwnerSteps:
         crashed = known not in (None, run)
         if crashed:
             self._reader.messages.forget()
+            self._new_under = None
         promoted = self._find_promotion(found.timeline)
         if promoted is not None and state.lease is not None:
             return promoted
@@ -296,6 +298,8 @@ class OwnerSteps:
             refused = outcomes.LeaseAnswered(None, answer.pod, self._end_stuck_transactions())
             return self._unit.after_refusal(connection) or refused
         lease = outcomes.HeldLease(context.key.partition, answer.epoch, context.token)
+        if self._new_under is not None:  # each owner has the next epoch
+            self._new_under = answer.epoch if answer.epoch == self._new_under + 1 else None
         context.ownership.note_lease(lease)
         _log.info("lease acquired", extra={"epoch": answer.epoch})
         return outcomes.LeaseAnswered(lease)
@@ -360,11 +364,13 @@ class OwnerSteps:
         target = self._context.target
         if not (isinstance(target, OutsideTransaction) and target.has_own_transactions):
             return
-        self._is_new = self._is_new or start.start_from_used  # until the target has heard of it
+        if start.start_from_used:
+            self._new_under = lease.epoch
         self._runner.flush_log(self._connection())  # what the target writes down outlives a crash: so must these
         moved = checkpoints.fetch_last_move(self._connection(), self._context.key)
         begun = OwnerStart(
-            self._database, self._context.key.partition, lease.epoch, start.pair, moved, is_new=self._is_new
+            self._database, self._context.key.partition, lease.epoch, start.pair, moved,
+            is_new=self._new_under is not None,
         )  # fmt: skip
         try:
             self._context.shutdown.limited(self._timeout, partial(target.begin_owner, begun))
@@ -373,7 +379,7 @@ class OwnerSteps:
                 "the target did not say within delivery.timeout what former owners delivered; it is asked again",
                 reason=Reason.DRAINING if err.draining else Reason.TARGET_UNAVAILABLE,
             ) from err
-        self._is_new = False
+        self._new_under = None
 
     def record(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Report a refusal in its own transaction; if a person must decide, give the lease back."""
