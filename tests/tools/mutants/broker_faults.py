@@ -323,4 +323,12 @@ BROKER: Final = (
         "tests/integration/worker/kafka/test_kafka_transactions.py"
         "::test_who_made_the_row_and_could_not_begin_believes_later_that_others_published",
     ),
+    fault(
+        "a message that is published, and passed as one to hold, is forgotten with its batch",
+        f"{WORKER}/targets/librdkafka/transactional_sink.py",
+        "                self._keep_excluded(start, publisher, batch, deadline)\n",
+        "",
+        f"{_KAFKA_ONCE}::TestWhatTheNextOwnerKnows"
+        "::test_what_is_held_behind_one_that_stopped_its_partition_is_not_published_again",
+    ),
 )

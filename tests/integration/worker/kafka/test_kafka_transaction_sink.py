@@ -6,6 +6,7 @@ import contextlib
 import random
 import string
 import uuid
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import Producer
@@ -90,6 +91,24 @@ class TestWhatTheNextOwnerKnows:
             first.begin_owner(start(3, Checkpoint(100, 3)))
             assert first.deliver(held(message(2), message(4)), 3) == 2, "one that was held and not handled"
             assert topic.wait_for(4) == ids(1, 2, 3, 4)
+
+    @pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies"])
+    def test_what_is_held_behind_one_that_stopped_its_partition_is_not_published_again(self, kafka, make, dies):
+        """A person redrives a dead letter of its key, while it is published and not stored."""
+        with kafka.topic(partitions=1, max_message_bytes="2000") as topic:
+            sink = make(topic.name, {"blocks": "Partition"})
+            sink.begin_owner(start(1))
+            large = message(1, "other", data=f'"{TOO_LARGE}"')
+            with pytest.raises(MessagesFailedError):
+                sink.deliver(batch(large, message(2), message(3)), 1)
+            passed = batch(message(3), after=Checkpoint(100, 1))
+            assert sink.deliver(replace(passed, excluded=(Checkpoint(100, 2),)), 1) == 1
+            assert sink.deliver(batch(message(4), after=Checkpoint(100, 3)), 1) == 1
+            if dies:
+                sink = make(topic.name, {"blocks": "Partition"})
+                sink.begin_owner(start(2, Checkpoint(100, 4)))
+            assert sink.deliver(held(message(2)), 2 if dies else 1) == 1
+            assert sorted(topic.wait_for(3)) == ids(2, 3, 4)
 
     def test_what_the_row_has_passed_is_forgotten(self, kafka, make):
         with kafka.topic(partitions=1) as topic:

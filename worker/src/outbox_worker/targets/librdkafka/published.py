@@ -138,6 +138,11 @@ class Published:
         """Return the fresh messages that the row's checkpoint has not passed."""
         return {name: place for name, place in self.fresh.items() if not has_examined(checkpoint, place)}
 
+    def find_excluded(self, checkpoint: Checkpoint, handled: Collection[str]) -> list[str]:
+        """Return the names of fresh messages that the row has passed and that are not handled: they may be held."""
+        names = self.fresh.keys() - handled - self.held.keys()
+        return [name for name, place in self.fresh.items() if name in names and has_examined(checkpoint, place)]
+
     def as_held(self) -> dict[str, None]:
         """Return the names of held messages, and behind them those of fresh ones, which the next owner may hold.
 

@@ -20,10 +20,11 @@ from typing_extensions import override
 from outbox_core.errors import MessagesFailedError, TransientError
 from outbox_core.ports import OutsideTransaction
 from outbox_core.report import Reason
+from outbox_core.spec import Blocks
 from outbox_worker.logs import get_logger
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.librdkafka.checkpoint_topic import CheckpointTopic
-from outbox_worker.targets.librdkafka.published import Published, Record, Unit
+from outbox_worker.targets.librdkafka.published import MOST_HELD, Published, Record, Unit, name_of
 from outbox_worker.targets.librdkafka.rounds import Attempt, Rounds
 from outbox_worker.targets.librdkafka.settings import read_broker_settings
 from outbox_worker.targets.librdkafka.transaction import TransactionalProducer
@@ -81,6 +82,9 @@ class TransactionalKafkaSink(OutsideTransaction):
         self._publishers: dict[int, _Publisher] = {}
         self._committed: dict[int, Published] = {}
         self._ahead: dict[int, tuple[int, int]] = {}
+        self._stops = config.delivery.blocking is Blocks.PARTITION
+        self._handled: dict[int, set[str]] = {}
+        """Of each partition's published fresh messages those of which no more is to be done but to store it."""
 
     @override
     def check(self) -> None:
@@ -138,6 +142,7 @@ class TransactionalKafkaSink(OutsideTransaction):
             self._drop(partition)
             self._starts.pop(partition, None)
             self._committed.pop(partition, None)
+            self._handled.pop(partition, None)
             deadline = time.monotonic() + self._timeout * _BEGINNING_SHARE
             found = _Successor(epoch, self._make(Unit(database, self._processor_id, partition), deadline), deadline)
             self._successors[partition] = found
@@ -285,6 +290,7 @@ class TransactionalKafkaSink(OutsideTransaction):
             start, publisher = self._publisher(batch.partition, epoch, deadline)
             attempt = Attempt(publisher.published.left_of(batch), epoch, deadline)
             if attempt.messages:
+                self._keep_excluded(start, publisher, batch, deadline)
                 self._publish(start, publisher, batch, attempt)
         except BaseException as err:
             self._drop(batch.partition)
@@ -295,12 +301,38 @@ class TransactionalKafkaSink(OutsideTransaction):
                     reason=Reason.TARGET_UNAVAILABLE,
                 ) from err
             raise
+        if not (batch.held or (attempt.failed and self._stops)):
+            self._note_handled(batch, publisher.published)
         if attempt.failed:
             named = {
                 each.checkpoint: attempt.failed[each.checkpoint] for each in batch if each.checkpoint in attempt.failed
             }
             raise MessagesFailedError(named) if len(batch) > 1 else next(iter(named.values()))
         return len(batch)
+
+    def _note_handled(self, batch: Batch, published: Published) -> None:
+        before = self._handled.get(batch.partition, set())
+        self._handled[batch.partition] = (before | set(map(name_of, batch))) & published.fresh.keys()
+
+    def _keep_excluded(self, start: OwnerStart, publisher: _Publisher, batch: Batch, deadline: float) -> None:
+        """Name what is published and was passed without being handled among the held ones, before its name goes.
+
+        Behind a message that stops its partition others are published. Where a person has a dead letter tried again
+        meanwhile, those of its key wait behind it, and are held.
+        """
+        published = publisher.published
+        excluded = published.find_excluded(batch.after, self._handled.get(batch.partition, ()))
+        if not excluded:
+            return
+        held = list(dict.fromkeys((*published.held, *excluded)))[-2 * MOST_HELD :]
+        kept = Published(published.fresh, dict.fromkeys(held), dict(published.offsets))
+        place = str(batch.after)
+        record = Record(
+            start.epoch, start.moved, place, place, tuple(held), held=True, other=published.offsets.get(False)
+        )  # fmt: skip
+        publisher.producer.begin_transaction(deadline)
+        self._commit(start, publisher, record, kept, deadline)
+        self._handled.setdefault(batch.partition, set()).update(excluded)
 
     def _publish(self, start: OwnerStart, publisher: _Publisher, batch: Batch, attempt: Attempt) -> None:
         """Publish all of an attempt but what the brokers refuse; what is refused takes its transaction back."""
