@@ -409,6 +409,20 @@ CLUSTER: Final = (
         "tests/unit/operator/decision/test_decide.py",
     ),
     fault(
+        "a shared pod runs what is suspended until another one is ready",
+        f"{OPERATOR}/rendering/shared.py",
+        "    return not running <= wanted\n",
+        "    return False\n",
+        "tests/unit/operator/test_shared.py",
+    ),
+    fault(
+        "a mark of ours that another client changed stays changed",
+        f"{OPERATOR}/reconcile/apply.py",
+        'if body is None or not all(_has(body, part, meta[part]) for part in ("labels", "annotations")):',
+        "if body is None:",
+        _TEST_IDLE,
+    ),
+    fault(
         "RBAC with a wildcard",
         "charts/outbox-operator/templates/_rules.tpl",
         "  resources: [secrets]\n  verbs: [create]\n",
