@@ -340,9 +340,9 @@ OWNER: Final = (
     fault(
         "Parquet is shown before its manifest commits",
         "worker/src/outbox_spark/streaming/pipeline.py",
-        "            prepared.effects.list_files(transaction.connection)\n",
-        "            prepared.effects.list_files(transaction.connection)\n"
-        "            from outbox_spark.writing.files import reveal\n\n            reveal(prepared.effects.pending)\n",
+        "        prepared.effects.apply(transaction, batch)\n",
+        "        prepared.effects.apply(transaction, batch)\n"
+        "        from outbox_spark.writing.files import reveal\n\n        reveal(prepared.effects.pending)\n",
         "tests/integration/spark/test_spark_driver.py::test_files_alone_over_a_commit_whose_answer_is_lost",
     ),
 )

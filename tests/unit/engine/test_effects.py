@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from outbox_core.errors import HandlerError
+from outbox_core.errors import ConfigurationError, HandlerError
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_spark.offsets import OffsetRange
 from outbox_spark.writing.effects import Effects, Messages
@@ -39,6 +39,14 @@ def test_a_relative_path_is_refused_before_anything_is_written():
     with pytest.raises(HandlerError, match="'orders' is not an absolute path"):
         batch.parquet(cast("DataFrame", None), "orders")
     assert batch.pending == []
+
+
+@pytest.mark.parametrize("statement", ["SELECT 1; SELECT 2", "TRUNCATE orders", " "])
+def test_what_is_no_single_statement_is_refused_before_anything_is_staged(statement):
+    batch = effects()
+    with pytest.raises(ConfigurationError, match="statement cannot be used: it "):
+        batch.sql(cast("DataFrame", None), statement)
+    assert batch.statements == []
 
 
 class Writers:

@@ -16,7 +16,6 @@ from outbox_core.errors import HandlerError, OutboxError, PermanentError, Transi
 from outbox_core.ports import InTransaction
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.report import Reason
-from outbox_core.spec import SqlTarget
 from outbox_spark.application import UserApplication, load_application
 from outbox_spark.failure import explain_failure
 from outbox_spark.options import parse_options
@@ -33,14 +32,10 @@ from outbox_spark.writing.staging import StagingArea
 from outbox_worker.handlers.handler import read_signature
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.connection import ConnectionFiles
-from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.ownership.rebalance import is_settled
 from outbox_worker.targets.sql import SqlSink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from psycopg import sql
     from pyspark.sql import DataFrame
 
     from outbox_core.config import ProcessorConfig
@@ -106,13 +101,10 @@ class SparkPipeline(InTransaction):
 
     @override
     def check(self) -> None:
-        """Import the application and begin to start Spark; a query of an earlier lease is ended.
-
-        Raises:
-            OutboxError: the application cannot be used.
-
-        """
+        """Look at application and statement, and begin to start Spark; a query of an earlier lease is ended."""
         self.stop()
+        if self._config.target is not None and self._config.target.sql is not None:
+            SqlSink(self._config.target.sql).check()
         self._load_application()
         self._sessions.begin()
 
@@ -244,19 +236,13 @@ class SparkPipeline(InTransaction):
         prepared = self._prepared
         if prepared is None or prepared.effects is None or prepared.whole.end != batch.examined:
             raise TransientError(f"no batch up to {batch.examined} is prepared", reason=Reason.INTERNAL_ERROR)
-        for effect in prepared.effects.statements:
-            with translated():
-                complete = effect.staged.is_complete(transaction.connection)
-            if not complete:
-                self.epoch = None  # the next look begins the query anew, from the stored checkpoint
-                raise TransientError(
-                    "rows that were staged are gone (PostgreSQL was restarted): the batch is prepared again",
-                    reason=Reason.DATABASE_UNAVAILABLE,
-                )
-            relation = effect.staged.relation()
-            SqlSink(SqlTarget(statement=effect.statement), _fixed(relation)).handle(transaction, batch)
-        if prepared.effects.pending:
-            prepared.effects.list_files(transaction.connection)
+        if not prepared.effects.are_there(transaction.connection):
+            self.epoch = None  # the next look begins the query anew, from the stored checkpoint
+            raise TransientError(
+                "rows that were staged are gone (PostgreSQL was restarted): the batch is prepared again",
+                reason=Reason.DATABASE_UNAVAILABLE,
+            )
+        prepared.effects.apply(transaction, batch)
         return prepared.count
 
     def accept(self, stored: Checkpoint) -> None:
@@ -352,10 +338,6 @@ class SparkPipeline(InTransaction):
                 "with handle(messages, effects)",
                 reason=Reason.INVALID_CONFIGURATION,
             )
-
-
-def _fixed(relation: sql.Composed) -> Callable[[Batch], sql.Composed]:
-    return lambda _batch: relation
 
 
 def _refusal(decision: ResumeDecision, committed: Checkpoint, planned: Checkpoint) -> OutboxError:

@@ -11,23 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outbox_core.errors import HandlerError
+from outbox_core.spec import SqlTarget
+from outbox_worker.postgres.errors import translated
+from outbox_worker.targets.sql import SqlSink
 
 if TYPE_CHECKING:
+    from psycopg import sql
     from pyspark.sql import DataFrame
 
+    from outbox_core.message import Batch
     from outbox_spark.offsets import OffsetRange
     from outbox_spark.options import ReadOptions
     from outbox_spark.writing.files import FileArea, PendingFile
     from outbox_spark.writing.staging import Staged, StagingArea
     from outbox_worker.postgres.connection import Connection
-
-
-@dataclass(frozen=True, slots=True)
-class SqlEffect:
-    """A statement to be run over staged rows."""
-
-    statement: str
-    staged: Staged
+    from outbox_worker.postgres.transactions.transaction import Transaction
+    from outbox_worker.targets.batch_relation import Whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class Effects:
         self._files = files
         self._whole = whole
         self._messages = messages
-        self.statements: list[SqlEffect] = []
+        self.statements: list[tuple[SqlTarget, Staged]] = []
         self.pending: list[PendingFile] = []
 
     @property
@@ -68,10 +67,13 @@ class Effects:
         jsonb and `transaction_id` is xid8 where they come unchanged from the messages.
 
         Raises:
+            ConfigurationError: it is not one statement that can be run over them.
             HandlerError: the rows have a column that PostgreSQL has no type for.
 
         """
-        self.statements.append(SqlEffect(statement, self._staging.load(rows)))
+        target = SqlTarget(statement=statement)
+        SqlSink(target).check()
+        self.statements.append((target, self._staging.load(rows)))
 
     def parquet(self, rows: DataFrame, path: str) -> None:
         """Append `rows` to the Parquet files of the directory `path`, visible once the checkpoint is stored.
@@ -89,6 +91,18 @@ class Effects:
         else:
             self.pending += self._files.write(rows, directory, self._whole)
 
-    def list_files(self, connection: Connection) -> None:
-        """Write the manifest of the files, in the transaction that is open on `connection`."""
-        self._files.list_in(connection, self.pending)
+    def are_there(self, connection: Connection) -> bool:
+        """Say whether all staged rows are still there: a crash of PostgreSQL empties every unlogged table."""
+        with translated():
+            return all(staged.is_complete(connection) for _, staged in self.statements)
+
+    def apply(self, transaction: Transaction, batch: Batch) -> None:
+        """Run the statements and list the files, in the transaction that stores the checkpoint."""
+        for target, staged in self.statements:
+            SqlSink(target, _always(staged.relation())).handle(transaction, batch)
+        if self.pending:
+            self._files.list_in(transaction.connection, self.pending)
+
+
+def _always(relation: sql.Composed) -> Whole:
+    return lambda _batch: relation

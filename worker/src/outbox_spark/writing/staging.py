@@ -80,7 +80,7 @@ class Staged:
         )
 
     def is_complete(self, connection: Connection) -> bool:
-        """Say whether all of them are still there: a crash of PostgreSQL empties every unlogged table."""
+        """Say whether all of them are still there."""
         counted = connection.execute(sql.SQL("SELECT count(*) FROM ({}) AS staged").format(self.relation())).fetchone()
         return counted is not None and int(counted[0]) == self.rows
 
