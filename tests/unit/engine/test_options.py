@@ -58,6 +58,7 @@ def test_starts():
         ),
         pytest.param({"connection": "/s", "batchSize": "0"}, "must be a whole number above 0", id="an empty batch"),
         pytest.param({"connection": "/s", "start": "soon"}, "none of: beginning, end", id="no start"),
+        pytest.param({"connection": "/s", "start": "2026-01-01T00:00:00"}, "RFC 3339", id="a time of no zone"),
         pytest.param({"connection": "/s", "end": "815"}, "is not a checkpoint; write it as", id="half an end"),
         pytest.param({"connection": "/s", "source": "{}"}, "the options do not name a source", id="no source"),
     ],

@@ -25,6 +25,7 @@ less than a full micro-batch.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -69,12 +70,7 @@ class ReadOptions:
 
 
 def parse_options(options: Mapping[str, str]) -> ReadOptions:
-    """Read Spark's options; their names are compared without regard to case, as Spark does.
-
-    Raises:
-        ConfigurationError: an option is unknown, missing, or its value cannot be used; the message says what to write.
-
-    """
+    """Read Spark's options; their names are compared without regard to case, as Spark does."""
     given = {key.lower(): value for key, value in options.items()}
     _refuse_unknown(given)
     if not given.get("connection"):
@@ -148,14 +144,14 @@ def _start(text: str) -> Checkpoint | StartFrom:
     word = text.strip().lower()
     if word in ("beginning", "end"):
         return StartFrom(type=StartType(word.capitalize()))
-    try:
+    with suppress(ValueError):
         return parse_checkpoint(text)
-    except ValueError:
-        pass
-    try:
+    moment = None
+    with suppress(ValueError):
         moment = datetime.fromisoformat(text)
-    except ValueError as error:
+    if moment is None or moment.tzinfo is None:  # without a zone it would be a time of the role's TimeZone
         raise ConfigurationError(
-            f"option start: {text!r} is none of: beginning, end, transaction_id:position, an RFC 3339 time"
-        ) from error
+            f"option start: {text!r} is none of: beginning, end, transaction_id:position, an RFC 3339 time such as "
+            "2026-01-02T03:04:05Z"
+        )
     return StartFrom(type=StartType.TIMESTAMP, timestamp=moment)
