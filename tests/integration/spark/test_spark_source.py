@@ -80,6 +80,7 @@ def test_a_backfill_is_bounded_by_checkpoints(notebook, database):
     bounds = options(database, start=f"{transaction_id}:10", end=f"{transaction_id}:30")
     found = notebook.read.format("outbox").options(**bounds).load().select("position").collect()
     assert sorted(row.position for row in found) == list(range(11, 31))
+    assert notebook.read.format("outbox").options(**options(database, start="end")).load().count() == 0
 
 
 def test_filters_read_only_what_they_name(notebook, database):

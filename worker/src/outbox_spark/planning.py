@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from typing_extensions import override
 
-from outbox_spark.offsets import OffsetRange, format_offset, parse_offset, split_range
+from outbox_spark.offsets import OffsetRange, format_offset, parse_offset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,20 +28,10 @@ if TYPE_CHECKING:
 _WAIT_SECONDS: Final = 0.2
 
 
-class OutboxPartition(InputPartition):
-    """One piece of a range, read by one task."""
-
-    def __init__(self, piece: OffsetRange) -> None:
-        """Keep the piece; it is pickled to the executor."""
-        super().__init__(str(piece))
-        self.piece = piece
-
-
 class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches below the high-water mark, and reads their pieces."""
 
     def __init__(self, options: ReadOptions) -> None:
-        """Remember the options; connect to nothing."""
         self._options = options
         self._last: Checkpoint | None = None
         self._due = 0.0
@@ -91,7 +81,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @override
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         whole = OffsetRange(parse_offset(start), parse_offset(end)).after(self._options.floor)
-        return _plan(self._options, self._reader, whole)
+        return _plan(self._reader, whole)
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -106,7 +96,6 @@ class OutboxBatchReader(DataSourceReader):
     """Reads from `start` to `end`, or to what is settled when it is planned: a bounded backfill."""
 
     def __init__(self, options: ReadOptions) -> None:
-        """Remember the options; connect to nothing."""
         self._options = options
 
     @override
@@ -115,7 +104,7 @@ class OutboxBatchReader(DataSourceReader):
         start = reader.fetch_start()
         settled = reader.fetch_settled()
         end = settled if self._options.end is None else min(self._options.end, settled)
-        return _plan(self._options, reader, OffsetRange(start, end))
+        return _plan(reader, OffsetRange(start, end))
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -129,11 +118,11 @@ def _build_reader(options: ReadOptions, *, keeps_connection: bool = False) -> Ra
     return RangeReader(options, keeps_connection=keeps_connection)
 
 
-def _plan(options: ReadOptions, reader: RangeReader, whole: OffsetRange) -> list[InputPartition]:
-    boundaries = reader.fetch_boundaries(whole, options.partitions)
-    return [OutboxPartition(piece) for piece in split_range(whole, boundaries)]
+def _plan(reader: RangeReader, whole: OffsetRange) -> list[InputPartition]:
+    """Make a task of each piece."""
+    return [InputPartition(piece) for piece in reader.fetch_pieces(whole)]
 
 
 def _read(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    if isinstance(partition, OutboxPartition):
-        yield from _build_reader(options).read(partition.piece)
+    if partition.value is not None:  # Spark's own partition, where no piece is planned
+        yield from _build_reader(options).read(partition.value)

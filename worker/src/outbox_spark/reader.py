@@ -22,7 +22,7 @@ from pyarrow import csv
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.spec import StartFrom, StartType
 from outbox_spark.columns import message_arrow_schema
-from outbox_spark.offsets import OffsetRange
+from outbox_spark.offsets import OffsetRange, split_range
 from outbox_worker.postgres.call import fetch_rows
 from outbox_worker.postgres.connection import ConnectionFiles
 from outbox_worker.postgres.errors import DatabaseError, translated
@@ -89,14 +89,7 @@ class RangeReader:
     """Plans and reads ranges. It can be sent to another process as long as it keeps no connection."""
 
     def __init__(self, options: ReadOptions, *, keeps_connection: bool = False) -> None:
-        """Remember what to read; open nothing.
-
-        Args:
-            options: of the source.
-            keeps_connection: let all calls of some seconds have one connection, and not each its own: for who looks
-                again and again.
-
-        """
+        """Open nothing; `keeps_connection`: all calls of some seconds have one, for who looks again and again."""
         self._options = options
         self._keeps = keeps_connection
         self._kept_until = 0.0
@@ -139,13 +132,14 @@ class RangeReader:
         with self._connect() as connection:
             return checkpoints.start_pair(connection, self._options.source, StartFrom(type=StartType.END))
 
-    def fetch_boundaries(self, whole: OffsetRange, pieces: int) -> list[Checkpoint]:
-        """Return the pairs at which to cut a range into pieces with about as many rows each."""
+    def fetch_pieces(self, whole: OffsetRange) -> tuple[OffsetRange, ...]:
+        """Cut a range into `partitions` pieces with about as many rows each."""
+        pieces = self._options.partitions
         if pieces < 2 or whole.empty:
-            return []
+            return split_range(whole, ())
         query = _BOUNDARIES.format(relation=self._relation(whole), pieces=sql.Literal(pieces))
         with self._connect() as connection:
-            return [Checkpoint(int(t), int(p)) for t, p in fetch_rows(connection, query)]
+            return split_range(whole, [Checkpoint(int(t), p) for t, p in fetch_rows(connection, query)])
 
     def fetch_count(self, whole: OffsetRange) -> int:
         """Count the messages of a range that the filters let through."""
@@ -226,27 +220,17 @@ def _copy(connection: Connection, query: sql.SQL | sql.Composed) -> tuple[bytear
 
 
 def _end(server: PGconn) -> None:
-    """Take all results that follow a COPY.
-
-    Raises:
-        psycopg.Error: it failed, after some of its rows or before.
-
-    """
+    """Take all results that follow a COPY; it may have failed, after some of its rows or before."""
     for result in list(iter(server.get_result, None)):
         if result.status != ExecStatus.COMMAND_OK:
             raise psycopg.errors.error_from_result(result)
 
 
 def parse_page(text: bytes | bytearray, schema: pa.Schema) -> pa.RecordBatch:
-    """Read rows as PostgreSQL's COPY writes CSV, at least one: NULL is nothing, an empty string is quoted.
+    """Read rows of the schema as PostgreSQL's COPY writes CSV, at least one, with times as microseconds since 1970.
 
-    No value becomes an object of Python. `pyarrow.array`, which makes Arrow of such objects, would import pandas: two
-    seconds of processor time in each of Spark's Python workers, before its first row.
-
-    Args:
-        text: the columns of the schema, times as microseconds since 1970.
-        schema: of the message.
-
+    NULL is nothing, an empty string is quoted. No value becomes an object of Python: `pyarrow.array`, which makes Arrow
+    of such objects, would import pandas, two seconds of processor time in each Python worker before its first row.
     """
     types = {field.name: pa.int64() if pa.types.is_timestamp(field.type) else field.type for field in schema}
     table = csv.read_csv(

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 import pyarrow.parquet as pq
 
 from outbox_spark.columns import MESSAGE_SCHEMA, message_arrow_schema
-from outbox_spark.offsets import split_range
 from outbox_spark.reader import RangeReader
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def write_messages(session: SparkSession, options: ReadOptions, whole: OffsetRan
 
     Each file with its number of rows, in the order of the messages.
     """
-    pieces = split_range(whole, RangeReader(options).fetch_boundaries(whole, options.partitions))
+    pieces = RangeReader(options).fetch_pieces(whole)
     codec = str(session.conf.get(_CODEC)).lower()
     write = partial(write_piece, options, str(hidden), _CODECS.get(codec, codec))
     done = session.sparkContext.parallelize(pieces, len(pieces)).map(write).collect()
