@@ -57,11 +57,8 @@ _PREFIX: Final = "spark.kubernetes.executor.podNamePrefix"
 def build_configuration(config: ProcessorConfig, environment: Mapping[str, str], nonce: str) -> dict[str, str]:
     """Choose Spark's configuration: our defaults, the user's `spark.config` over them, and over both what must be so.
 
-    Args:
-        config: the processor's.
-        environment: see the table above.
-        nonce: a few random letters and digits: executors of an earlier life of this pod may still be going.
-
+    `nonce`, a few random letters and digits, is in the executors' names: those of an earlier life of this pod may still
+    be going.
     """
     chosen = {
         "spark.app.name": f"outbox-{config.processor_id}",
@@ -155,51 +152,45 @@ class SessionStarter:
     """Starts the Spark session once, in a thread of its own, so that waiting for it can be interrupted."""
 
     def __init__(self, start: Callable[[], SparkSession]) -> None:
-        """Keep how; start nothing."""
         self._start = start
-        self._done = threading.Event()
         self._thread: threading.Thread | None = None
-        self._session: SparkSession | None = None
         self._error: BaseException | None = None
-
-    @property
-    def session(self) -> SparkSession | None:
+        self.session: SparkSession | None = None
         """The session, once there is one."""
-        return self._session
 
     def begin(self) -> None:
         """Start it, unless it is started already."""
         if self._thread is None:
-            self._done.clear()
             self._error = None
             self._thread = threading.Thread(target=self._run, name="spark-session", daemon=True)
             self._thread.start()
 
-    def is_settled(self, wait: float) -> bool:
+    def is_settled(self, wait: float | None) -> bool:
         """Say whether it is started, or could not be; wait so many seconds for it at most."""
-        return self._done.wait(wait)
+        if self._thread is None:
+            return True
+        self._thread.join(wait)
+        return not self._thread.is_alive()
 
     def get(self) -> SparkSession:
-        """Return the session; once it is settled.
+        """Return the session, once it is settled.
 
         Raises:
             TransientError: it could not be started; it may be begun again.
 
         """
-        self._done.wait()
-        if self._session is None:
+        self.is_settled(None)
+        if self.session is None:
             self._thread = None
             raise TransientError(
                 f"the Spark session cannot be started: {str(self._error)[:400]}",
                 reason=Reason.TARGET_UNAVAILABLE,
                 detail=str(self._error)[:4000],
             ) from self._error
-        return self._session
+        return self.session
 
     def _run(self) -> None:
         try:
-            self._session = self._start()
+            self.session = self._start()
         except BaseException as error:  # noqa: BLE001 - told to the waiting thread
             self._error = error
-        finally:
-            self._done.set()
