@@ -23,7 +23,7 @@ from outbox_spark.offsets import OffsetRange, format_offset
 from outbox_spark.options import ReadOptions, parse_options
 from outbox_spark.reader import RangeReader
 from outbox_spark.session import SessionStarter
-from outbox_spark.streaming.directory import QueryDirectories
+from outbox_spark.streaming.directory import QueryDirectories, QueryDirectory
 from outbox_spark.streaming.lineage import fetch_history, store_begin
 from outbox_spark.streaming.pipeline import SparkPipeline
 from outbox_spark.streaming.resume import Lineage, Resume, ResumeDecision, decide_resume
@@ -353,4 +353,5 @@ def test_a_planned_batch_is_run_again_once_the_server_has_settled_it(database, t
     assert pipeline._directory(look, stored, stateful=True) == begun
     (begun.location / "offsets/0").write_text(f"v1\n{{}}\n{json.dumps(format_offset(Checkpoint(next_id * 1000, 9)))}")
     anew = pipeline._directory(look, stored, stateful=False)
+    assert isinstance(anew, QueryDirectory)
     assert (anew.start, anew.path.name, begun.path.exists()) == (stored, "1", False), "without state it does not wait"

@@ -31,7 +31,7 @@ def note(directory, batch_id: int) -> None:
 
 def test_before_the_first_batch_everything_is_the_start(tmp_path):
     view = QueryDirectories(tmp_path, "orders").begin(LINEAGE, START).view()
-    assert (view.start, view.committed, view.planned, view.has_state) == (START, START, START, False)
+    assert (view.committed, view.planned, view.has_state) == (START, START, False)
 
 
 def test_planned_and_committed_are_read_from_sparks_logs(tmp_path):

@@ -17,7 +17,7 @@ def decide(view, stored, *, now=NOW, stateful=False, untouched=False, settled=Tr
 
 
 def directory(lineage: Lineage = NOW, *, has_state: bool = False, planned: Checkpoint = PLANNED) -> DirectoryView:
-    return DirectoryView(lineage, OLD, COMMITTED, planned, has_state)
+    return DirectoryView(lineage, COMMITTED, planned, has_state)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from outbox_core.progress.checkpoint import StoreAnswer
 from outbox_core.report import Reason
 from outbox_core.spec import Guarantee
 from outbox_spark.session import SessionStarter, build_configuration, start_session
-from outbox_spark.streaming.pipeline import AheadError, SparkPipeline
+from outbox_spark.streaming.pipeline import SparkPipeline
 from outbox_worker.main import Engine
 from outbox_worker.main import main as run_worker
 from outbox_worker.postgres.key import ProcessorKey
@@ -56,12 +56,6 @@ class SparkFeed(Feed):
     """Batches that Spark prepares."""
 
     def __init__(self, unit: Unit) -> None:
-        """Keep the parts; the target is a pipeline.
-
-        Raises:
-            ConfigurationError: it is another target.
-
-        """
         self._context = unit.context
         if not isinstance(unit.context.target, SparkPipeline):
             raise ConfigurationError("engine Spark needs the Spark pipeline as target")
@@ -90,10 +84,7 @@ class SparkFeed(Feed):
 
     @override
     def note_stored(self, stored: Checkpoint) -> None:
-        """Tell Spark of what is committed.
-
-        Else it would run the batch again, and be told 0 although nothing is wrong.
-        """
+        """Tell Spark; else it would run the batch again, and be told 0 although nothing is wrong."""
         self._pipeline.accept(stored)
 
     @override
@@ -102,12 +93,9 @@ class SparkFeed(Feed):
         if state.lease is None or state.stored is None:
             raise TransientError("no checkpoint is loaded", reason=Reason.INTERNAL_ERROR)
         if self._pipeline.epoch != state.lease.epoch or self._pipeline.changed():
-            try:
-                self._pipeline.open(self._connection, state.lease.epoch, state.stored)
-            except AheadError as error:
-                return outcomes.Rejected(
-                    StoreAnswer.OLDER, error.committed, max(error.planned, error.committed), state.stored
-                )
+            refused = self._pipeline.open(self._connection, state.lease.epoch, state.stored)
+            if refused is not None:
+                return refused
         self._count_executors()
         prepared = self._wait_for_batch(state)
         if prepared is None and self._pipeline.is_behind_plan(state.stored):
@@ -157,24 +145,16 @@ class SparkFeed(Feed):
         self, lease: outcomes.HeldLease, stored: Checkpoint, prepared: PreparedBatch
     ) -> outcomes.StepOutcome:
         """Ask the contract about a range that Spark runs again although it is stored; its 0 is put on record."""
-        connection = self._connection
-        answer = self._runner.ask(
-            connection, StoreRequest(lease, prepared.whole.start, max(prepared.whole.end, stored))
-        )
+        connection, (start, end) = self._connection, (prepared.whole.start, prepared.whole.end)
+        answer = self._runner.ask(connection, StoreRequest(lease, start, max(end, stored)))
         if answer is StoreAnswer.IGNORED:
             refusal = conflicts.Refusal(
-                code=answer,
-                expected=prepared.whole.start,
-                stored=stored,
-                new=prepared.whole.end,
-                epoch=lease.epoch,
-                pod=self._context.pod,
-                claim_uid=self._context.config.resource.uid,
-                needs_person=False,
-            )
+                code=answer, expected=start, stored=stored, new=end, epoch=lease.epoch, pod=self._context.pod,
+                claim_uid=self._context.config.resource.uid, needs_person=False,
+            )  # fmt: skip
             conflicts.record_refusal(connection, self._context.key, refusal)
-            self._pipeline.accept(prepared.whole.end)
-        return outcomes.Rejected(answer, prepared.whole.start, stored, stored)
+            self._pipeline.accept(end)
+        return outcomes.Rejected(answer, start, stored, stored)
 
     def _count_executors(self) -> None:
         now = time.monotonic()
@@ -184,23 +164,17 @@ class SparkFeed(Feed):
 
 
 def build_pipeline(config: ProcessorConfig, settings: Settings) -> Target:
-    """Build the pipeline that the resource names.
-
-    Raises:
-        ConfigurationError: a guarantee that Spark's effects do not have.
-
-    """
+    """Build the pipeline that the resource names."""
     if config.guarantee is not Guarantee.TRANSACTIONAL:
         raise ConfigurationError("engine Spark is Transactional: leave delivery.guarantee out")
     configuration = build_configuration(config, os.environ, uuid.uuid4().hex[:6])
-    pipeline = SparkPipeline(
+    return SparkPipeline(
         config,
         ProcessorKey(config.source.schema_name, config.processor_id),
         source=settings.source,
         handler=settings.handler,
         sessions=SessionStarter(lambda: start_session(configuration)),
     )
-    return pipeline
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -46,23 +46,17 @@ class QueryDirectory:
         return self.path / "query"
 
     def view(self) -> DirectoryView:
-        """Read what Spark planned and finished.
-
-        Raises:
-            PermanentError: the directory cannot be read as Spark 4 writes it.
-
-        """
+        """Read what Spark planned and finished."""
         committed = _numbers(self.location / "commits")
         return DirectoryView(
             lineage=self.lineage,
-            start=self.start,
             committed=self._end_of(committed[-1]) if committed else self.start,
             planned=self.find_planned(),
             has_state=any((self.location / "state").glob("*")),
         )
 
     def find_planned(self) -> Checkpoint:
-        """Return the end of the last batch that Spark planned; raises like `view`."""
+        """Return the end of the last batch that Spark planned."""
         planned = _numbers(self.location / "offsets")
         return self._end_of(planned[-1]) if planned else self.start
 
@@ -88,12 +82,7 @@ class QueryDirectory:
 
 
 def parse_offset_log(text: str) -> Checkpoint:
-    """Read the end of a batch from an `offsets/N` file of a query with one source.
-
-    Raises:
-        ValueError: another format, or not one source, or not ours.
-
-    """
+    """Read the end of a batch from an `offsets/N` file; `ValueError`: another format, not one source, or not ours."""
     version, *lines = text.splitlines()
     if version != _OFFSET_LOG or len(lines) != 2:
         msg = f"expected format {_OFFSET_LOG} with one source, found {version} with {len(lines) - 1}"
@@ -106,7 +95,6 @@ class QueryDirectories:
     """All generations of one processor."""
 
     def __init__(self, root: Path, processor_id: str) -> None:
-        """Remember where they are; create nothing."""
         self._root = root / safe_name(processor_id)
 
     def current(self) -> QueryDirectory | None:
@@ -121,12 +109,7 @@ class QueryDirectories:
         return None
 
     def begin(self, lineage: Lineage, start: Checkpoint) -> QueryDirectory:
-        """Begin a new generation and remove older ones.
-
-        Raises:
-            TransientError: the volume does not take it.
-
-        """
+        """Begin a new generation and remove older ones."""
         older = _numbers(self._root)
         path = self._root / str(older[-1] + 1 if older else 0)
         try:

@@ -44,7 +44,6 @@ class Handover:
     """Holds at most one batch. One query has one, and a new query a new one."""
 
     def __init__(self) -> None:
-        """Hold nothing."""
         self._changed = threading.Condition()
         self._offered: PreparedBatch | None = None
         self._failure: OutboxError | None = None
@@ -54,24 +53,14 @@ class Handover:
         self._busy_since: float | None = None
 
     def begin(self) -> None:
-        """Spark's thread: a batch is to be prepared.
-
-        Raises:
-            ClosedError: none is wanted.
-
-        """
+        """Spark's thread: a batch is to be prepared; `ClosedError`: none is wanted."""
         with self._changed:
             if self._closed or not self._admitting:
                 raise ClosedError
             self._busy_since = time.monotonic()
 
     def offer(self, batch: PreparedBatch) -> None:
-        """Spark's thread: wait until the loop has committed the batch.
-
-        Raises:
-            ClosedError: it will not be.
-
-        """
+        """Spark's thread: wait until the loop has committed the batch; `ClosedError`: it will not be."""
         with self._changed:
             self._offered = batch
             self._changed.notify_all()
@@ -99,9 +88,7 @@ class Handover:
     def take(self, wait: float) -> PreparedBatch | None:
         """The loop: look at the batch on offer, waiting for one so many seconds at most. It stays on offer.
 
-        Raises:
-            OutboxError: preparing failed; said once.
-
+        A failure to prepare one is raised, once.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._offered is not None or self._failure is not None, timeout=wait)

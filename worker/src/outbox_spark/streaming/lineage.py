@@ -8,6 +8,7 @@ from psycopg import sql
 
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_spark.streaming.resume import Lineage
+from outbox_worker.postgres.call import fetch_row
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.identity import check_identity
 
@@ -17,16 +18,19 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.key import ProcessorKey
 
 _FETCH_DECISION = sql.SQL(
-    """SELECT id, act, to_transaction_id::text AS t, to_position, (extract(epoch FROM acted_at) * 1000000)::bigint
-       FROM {acts}
-       WHERE processor_id = %s AND partition = %s AND act IN ('Accept', 'Rewind', 'Rebase') ORDER BY id DESC LIMIT 1"""
+    """SELECT id, (extract(epoch FROM acted_at) * 1000000)::bigint, act = 'Rewind',
+              to_transaction_id::text, to_position
+       FROM {schema}.recorded_acts
+       WHERE processor_id = %(processor_id)s AND partition = %(partition)s AND act IN ('Accept', 'Rewind', 'Rebase')
+       ORDER BY id DESC LIMIT 1"""
 )
 _FETCH_QUERY = sql.SQL(
-    "SELECT decisions, transaction_id::text AS t, position FROM {queries} WHERE processor_id = %s AND partition = %s"
+    """SELECT decisions, transaction_id::text, position FROM {schema}.spark_queries
+       WHERE processor_id = %(processor_id)s AND partition = %(partition)s"""
 )
 _STORE_QUERY = sql.SQL(
-    """INSERT INTO {queries} (processor_id, partition, decisions, transaction_id, position)
-       VALUES (%s, %s, %s, %s::text::xid8, %s)
+    """INSERT INTO {schema}.spark_queries (processor_id, partition, decisions, transaction_id, position)
+       VALUES (%(processor_id)s, %(partition)s, %(decisions)s, %(transaction_id)s::text::xid8, %(position)s)
        ON CONFLICT (processor_id, partition) DO UPDATE
        SET decisions = excluded.decisions, transaction_id = excluded.transaction_id, position = excluded.position,
            begun_at = clock_timestamp()"""
@@ -43,31 +47,23 @@ def fetch_history(
         pair stands for.
 
     """
-    database = check_identity(connection, source, key).uuid
-    who = (key.processor_id, key.partition)
-    with translated():
-        decision = connection.execute(_FETCH_DECISION.format(acts=_table(key, "recorded_acts")), who).fetchone()
-        begun = connection.execute(_FETCH_QUERY.format(queries=_table(key, "spark_queries")), who).fetchone()
-    number, decided_at = (0, 0) if decision is None else (int(decision[0]), int(decision[4]))
-    untouched = begun is None or _pair(begun[1], begun[2]) == stored
-    if decision is not None and decision[1] == "Rewind" and (begun is None or number > int(begun[0])):
+    database, schema = check_identity(connection, source, key).uuid, sql.Identifier(key.schema)
+    decision = fetch_row(connection, _FETCH_DECISION.format(schema=schema), key.names)
+    begun = fetch_row(connection, _FETCH_QUERY.format(schema=schema), key.names)
+    number, decided_at, is_rewind, *chosen = decision or (0, 0, False)
+    untouched = begun is None or _pair(*begun[1:]) == stored
+    if is_rewind and (begun is None or number > begun[0]):
         # A person said from where: what state there was is not the state of that pair, and a new one is built from it.
-        untouched = untouched or _pair(decision[2], decision[3]) == stored
+        untouched = untouched or _pair(*chosen) == stored
     return Lineage(database, number, decided_at), untouched
 
 
 def store_begin(connection: Connection, key: ProcessorKey, lineage: Lineage, start: Checkpoint) -> None:
     """Remember that a new directory was begun; before it is, so that a lost one is known to be lost."""
+    begun = {"decisions": lineage.decisions, "transaction_id": str(start.transaction_id), "position": start.position}
     with translated():
-        connection.execute(
-            _STORE_QUERY.format(queries=_table(key, "spark_queries")),
-            (key.processor_id, key.partition, lineage.decisions, str(start.transaction_id), start.position),
-        )
+        connection.execute(_STORE_QUERY.format(schema=sql.Identifier(key.schema)), key.names | begun)
 
 
 def _pair(transaction_id: str, position: int) -> Checkpoint:
     return Checkpoint(int(transaction_id), position)
-
-
-def _table(key: ProcessorKey, name: str) -> sql.Identifier:
-    return sql.Identifier(key.schema, name)

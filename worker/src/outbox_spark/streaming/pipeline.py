@@ -7,27 +7,26 @@ loop's.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from outbox_core.errors import HandlerError, OutboxError, PermanentError, TransientError
+from outbox_core.errors import PermanentError, TransientError
 from outbox_core.ports import InTransaction
-from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
+from outbox_core.processor.outcomes import Rejected
+from outbox_core.progress.checkpoint import BEGINNING, StoreAnswer
 from outbox_core.report import Reason
 from outbox_spark.application import UserApplication, load_application
 from outbox_spark.failure import explain_failure
-from outbox_spark.options import parse_options
-from outbox_spark.reader import RangeReader
 from outbox_spark.session import SessionStarter, count_executors, is_alive, runs_on_kubernetes
-from outbox_spark.stream import StreamBuilder, find_stateful
+from outbox_spark.stream import Stream, find_stateful
 from outbox_spark.streaming.directory import QueryDirectories, QueryDirectory
 from outbox_spark.streaming.lineage import fetch_history, store_begin
 from outbox_spark.streaming.query import QueryRun
 from outbox_spark.streaming.resume import Resume, decide_resume
 from outbox_spark.writing.files import FileArea
-from outbox_spark.writing.messages import writes_as_read
 from outbox_spark.writing.staging import StagingArea
 from outbox_worker.handlers.handler import read_signature
 from outbox_worker.logs import get_logger
@@ -36,15 +35,10 @@ from outbox_worker.postgres.ownership.rebalance import is_settled
 from outbox_worker.targets.sql import SqlSink
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch
-    from outbox_spark.offsets import OffsetRange
-    from outbox_spark.options import ReadOptions
+    from outbox_core.progress.checkpoint import Checkpoint
     from outbox_spark.streaming.handover import PreparedBatch
-    from outbox_spark.streaming.resume import ResumeDecision
-    from outbox_spark.writing.effects import Effects
     from outbox_worker.handlers.handler import Signature
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
@@ -56,18 +50,6 @@ _FIRST_SECONDS: Final = 120.0
 and the plan is compiled in it."""
 
 
-class AheadError(PermanentError):
-    """The query checkpoint directory has seen more committed than the database knows: the answer is 3."""
-
-    reason = Reason.CHECKPOINT_OLDER
-
-    def __init__(self, message: str, *, committed: Checkpoint, planned: Checkpoint) -> None:
-        """Keep both ends that the directory names."""
-        super().__init__(message)
-        self.committed = committed
-        self.planned = planned
-
-
 class SparkPipeline(InTransaction):
     """The target of a Spark processor."""
 
@@ -76,23 +58,13 @@ class SparkPipeline(InTransaction):
     def __init__(
         self, config: ProcessorConfig, key: ProcessorKey, *, source: Path, handler: Path, sessions: SessionStarter
     ) -> None:
-        """Keep the parts; nothing is started.
-
-        Args:
-            config: the processor's.
-            key: its checkpoint.
-            source: connection files, at the same path on driver and executors.
-            handler: directory of the mounted ConfigMap.
-            sessions: starts Spark when it is first needed.
-
-        """
+        """Start nothing; `source` has connection files, `handler` is where the ConfigMap is mounted."""
         self._config = config
         self._key = key
-        self._source = source
         self._files = ConnectionFiles(source)
         self._handler = handler
         self._sessions = sessions
-        self._application = UserApplication()
+        self._stream = Stream(config, source, UserApplication())
         self._seen: Signature = ()
         self._run: QueryRun | None = None
         self._prepared: PreparedBatch | None = None
@@ -109,12 +81,7 @@ class SparkPipeline(InTransaction):
         self._sessions.begin()
 
     def is_started(self, wait: float) -> bool:
-        """Say whether Spark is there; wait so many seconds for it at most. Executors come by themselves.
-
-        Raises:
-            TransientError: it cannot be started.
-
-        """
+        """Say whether Spark is there; wait so many seconds for it at most. Executors come by themselves."""
         if not self._sessions.is_settled(wait):
             return False
         self._sessions.get()
@@ -148,39 +115,36 @@ class SparkPipeline(InTransaction):
         self._run.handover.stop_admitting()
         return self._run.handover.in_hand()
 
-    def open(self, connection: Connection, epoch: int, stored: Checkpoint) -> None:
-        """Start the query under a lease, from the stored checkpoint.
+    def open(self, connection: Connection, epoch: int, stored: Checkpoint) -> Rejected | None:
+        """Start the query under a lease, from the stored checkpoint; or say why that needs a person's decision.
 
         First what earlier owners left: committed files are moved into place, staging tables dropped.
 
         Raises:
-            AheadError: the answer is 3.
             OutboxError: it cannot be started; the message says what to do.
 
         """
         self.stop()
         self._load_application()
-        session = self._sessions.get()
+        session, stream = self._sessions.get(), self._stream
         files = FileArea(self._files, self._key.schema, self._key.processor_id, epoch)
         staging = StagingArea(self._files, self._key.schema, self._key.processor_id, epoch)
         moved, dropped = files.roll_forward(), staging.sweep()
-        builder = StreamBuilder(session, self._config, self._source, self._application)
         try:
-            # Messages alone have no state: a plan that was not written needs no look, which costs seconds.
-            plain = self._application.transform is None
-            stateful = frozenset[str]() if plain else find_stateful(builder.build(stored, stored))
+            stateful = frozenset[str]()
+            if stream.application.transform is not None:  # messages alone have no state, and a look costs seconds
+                stateful = find_stateful(stream.build(session, stored, stored))
             self._refuse_unshared_state(stateful)
             directory = self._directory(connection, stored, stateful=bool(stateful))
-            floor = BEGINNING if stateful else stored
-            run = QueryRun(
-                directory, stored, bool(stateful), staging, files, self._apply, self._count,
-                self._options() if plain else None, self._code(),
-            )  # fmt: skip
-            run.start(builder.build(directory.start, floor), builder.output_mode(stateful))
+            if isinstance(directory, Rejected):
+                return directory
+            rows = stream.build(session, directory.start, BEGINNING if stateful else stored)
+            run = QueryRun(directory, stored, bool(stateful), staging, files, stream)
+            run.start(rows, stream.output_mode(stateful))
             self._run = run
         except Exception as error:
             self._check_alive()
-            raise explain_failure(error, self._code()) from error
+            raise explain_failure(error, stream.code) from error
         self.epoch = epoch
         _log.info(
             "query started",
@@ -189,14 +153,10 @@ class SparkPipeline(InTransaction):
                 "stateful": sorted(stateful), "filesRolledForward": moved, "stagingTablesDropped": dropped,
             },
         )  # fmt: skip
+        return None
 
     def next_batch(self, *, wait: float, timeout: float) -> PreparedBatch | None:
-        """Wait for a prepared batch; the query is ended when it failed.
-
-        Raises:
-            OutboxError: preparing failed; open again.
-
-        """
+        """Wait for a prepared batch; where preparing failed the query is ended, and has to be opened again."""
         if self._run is None:
             return None
         try:
@@ -206,7 +166,7 @@ class SparkPipeline(InTransaction):
         except Exception as error:
             self.stop()
             self._check_alive()
-            explained = explain_failure(error, self._code())
+            explained = explain_failure(error, self._stream.code)
             if explained.reason is Reason.HANDLER_TIMEOUT and self.executors() == 0:
                 explained = TransientError(
                     "no executor came to prepare the batch: look at the executors' pods, and at what the driver's log "
@@ -217,22 +177,12 @@ class SparkPipeline(InTransaction):
         return self._prepared
 
     def is_behind_plan(self, stored: Checkpoint) -> bool:
-        """Say whether Spark has planned a batch beyond the checkpoint: it is being prepared, or failed and is again.
-
-        Raises:
-            OutboxError: the query checkpoint directory cannot be read.
-
-        """
+        """Say whether Spark has planned a batch beyond the checkpoint: it is being prepared, or failed and is again."""
         return self._run is not None and self._run.directory.find_planned() > stored
 
     @override
     def handle(self, transaction: Transaction, batch: Batch) -> int:
-        """Run the prepared effects in the checkpoint's transaction.
-
-        Raises:
-            OutboxError: a statement failed, or the batch is not the one prepared.
-
-        """
+        """Run the prepared effects in the checkpoint's transaction."""
         prepared = self._prepared
         if prepared is None or prepared.effects is None or prepared.whole.end != batch.examined:
             raise TransientError(f"no batch up to {batch.examined} is prepared", reason=Reason.INTERNAL_ERROR)
@@ -270,13 +220,13 @@ class SparkPipeline(InTransaction):
 
     def _load_application(self) -> None:
         self._seen = read_signature(self._handler)
-        self._application = load_application(self._config, self._handler)
+        self._stream = replace(self._stream, application=load_application(self._config, self._handler))
 
-    def _directory(self, connection: Connection, stored: Checkpoint, *, stateful: bool) -> QueryDirectory:
+    def _directory(self, connection: Connection, stored: Checkpoint, *, stateful: bool) -> QueryDirectory | Rejected:
         """Find or begin the query checkpoint directory that goes with the stored checkpoint."""
         directories = QueryDirectories(Path(self._config.plan.query_checkpoint_path), self._key.processor_id)
         current = directories.current()
-        view = current.view() if current is not None else None
+        view = None if current is None else current.view()
         now, untouched = fetch_history(connection, self._config.source, self._key, stored)
         settled = view is None or is_settled(connection, view.planned)
         decision = decide_resume(view, stored, now=now, stateful=stateful, untouched=untouched, settled=settled)
@@ -286,51 +236,15 @@ class SparkPipeline(InTransaction):
         if decision.action is Resume.BEGIN:
             store_begin(connection, self._key, now, stored)
             return directories.begin(now, stored)
-        raise _refusal(decision, view.committed if view else stored, view.planned if view else stored)
-
-    def _apply(self, rows: DataFrame, effects: Effects) -> None:
-        """Collect a batch's effects: the user's `handle`, or the target."""
-        target = self._config.target
-        if self._application.handle is not None:
-            self._application.handle(rows, effects)
-        elif target is not None and target.sql is not None:
-            effects.sql(rows, target.sql.statement)
-        elif target is not None and target.parquet is not None:
-            effects.parquet(rows, target.parquet.path)
-        else:
-            raise HandlerError("engine Spark knows target.sql, target.parquet, or an application with handle()")
-
-    def _count(self, whole: OffsetRange, effects: Effects) -> int:
-        if writes_as_read(self._config):
-            return sum(file.rows for file in effects.pending)
-        return RangeReader(self._options()).fetch_count(whole)
-
-    def _options(self) -> ReadOptions:
-        return parse_options(
-            {
-                "connection": str(self._source),
-                "source": self._config.source.model_dump_json(by_alias=True),
-                "partitions": str(self._config.plan.partitions),
-            }
-        )
-
-    def _code(self) -> str:
-        application = self._config.plan.application
-        if application is None:
-            return "the batch"
-        return f"{application.module}.{'handle' if self._application.handle else 'transform'}"
+        if decision.action is Resume.REFUSE_AHEAD and view is not None:
+            return Rejected(StoreAnswer.OLDER, view.committed, max(view.planned, view.committed), stored)
+        kind = TransientError if decision.action is Resume.WAIT else PermanentError
+        raise kind(decision.message, reason=Reason.QUERY_STATE_MISMATCH)
 
     def _refuse_unshared_state(self, stateful: frozenset[str]) -> None:
-        """Executor pods write the state, the driver's pod reads it: both need the directory.
-
-        Raises:
-            PermanentError: they do not share it.
-
-        """
+        """Executor pods write the state, the driver's pod reads it: both need the directory."""
         plan = self._config.plan
-        if not stateful or not runs_on_kubernetes(plan.config):
-            return
-        if not plan.shares(plan.query_checkpoint_path):
+        if stateful and runs_on_kubernetes(plan.config) and not plan.shares(plan.query_checkpoint_path):
             raise PermanentError(
                 f"transform keeps state ({', '.join(sorted(stateful))}), and spark.queryCheckpointPath "
                 f"{plan.query_checkpoint_path} lies on no volume that driver and executors share: add a "
@@ -338,11 +252,3 @@ class SparkPipeline(InTransaction):
                 "with handle(messages, effects)",
                 reason=Reason.INVALID_CONFIGURATION,
             )
-
-
-def _refusal(decision: ResumeDecision, committed: Checkpoint, planned: Checkpoint) -> OutboxError:
-    if decision.action is Resume.REFUSE_AHEAD:
-        return AheadError(decision.message, committed=committed, planned=planned)
-    if decision.action is Resume.WAIT:
-        return TransientError(decision.message, reason=Reason.QUERY_STATE_MISMATCH)
-    return PermanentError(decision.message, reason=Reason.QUERY_STATE_MISMATCH)

@@ -20,14 +20,11 @@ from outbox_spark.writing.files import file_uri
 from outbox_worker.logs import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
     from outbox_core.progress.checkpoint import Checkpoint
-    from outbox_spark.offsets import OffsetRange
-    from outbox_spark.options import ReadOptions
+    from outbox_spark.stream import Stream
     from outbox_spark.streaming.directory import QueryDirectory
     from outbox_spark.writing.files import FileArea
     from outbox_spark.writing.staging import StagingArea
@@ -50,10 +47,7 @@ class QueryRun:
         stateful: its operators keep state, so a batch that was handled must still be computed again.
         staging: for rows on their way into the database.
         files: for Parquet files.
-        apply: what to do with a batch: collects effects.
-        count: counts the messages of a range, of which there are these effects.
-        options: how messages are read; None where a batch has other rows.
-        code: what to call the user's part in messages.
+        stream: says what a batch writes.
         handover: where the loop takes its batches.
 
     """
@@ -63,10 +57,7 @@ class QueryRun:
     stateful: bool
     staging: StagingArea
     files: FileArea
-    apply: Callable[[DataFrame, Effects], None]
-    count: Callable[[OffsetRange, Effects], int]
-    options: ReadOptions | None
-    code: str
+    stream: Stream
     handover: Handover = field(default_factory=Handover)
     _last_batch: int = -1
     _query: StreamingQuery = field(init=False)
@@ -82,15 +73,9 @@ class QueryRun:
         )
 
     def next_batch(self, *, wait: float, timeout: float) -> PreparedBatch | None:
-        """Return the next batch, if one is prepared in time; the same one until it is accepted.
+        """Return the next batch; the same one until it is accepted, None where there is none after `wait` seconds.
 
-        Args:
-            wait: seconds to wait for a batch.
-            timeout: seconds that preparing one batch may take.
-
-        Raises:
-            OutboxError: preparing failed, or the query ended; it cannot be used any more.
-
+        After an error, as where preparing a batch takes more than `timeout` seconds, the query cannot be used any more.
         """
         batch = self.handover.take(wait)
         if batch is None:
@@ -98,7 +83,7 @@ class QueryRun:
             busy = self.handover.busy_for()
             if busy is not None and busy > timeout:
                 raise HandlerError(
-                    f"{self.code} ran longer than delivery.timeout and was stopped; raise delivery.timeout, "
+                    f"{self.stream.code} ran longer than delivery.timeout and was stopped; raise delivery.timeout, "
                     "lower delivery.batchSize, or give more executors",
                     reason=Reason.HANDLER_TIMEOUT,
                 )
@@ -127,7 +112,7 @@ class QueryRun:
             return
         error = self._query.exception()
         if error is not None:
-            raise explain_failure(error, self.code)
+            raise explain_failure(error, self.stream.code)
         raise TransientError("the streaming query ended without an error", reason=Reason.INTERNAL_ERROR)
 
     def _on_batch(self, rows: DataFrame, batch_id: int) -> None:
@@ -140,15 +125,15 @@ class QueryRun:
         try:
             self._run_batch(rows, batch_id)
         except ClosedError:
-            failure = None
+            pass
         except BaseException as error:  # noqa: BLE001 - every error must reach the loop
-            failure = explain_failure(error, self.code)
+            failure = explain_failure(error, self.stream.code)
         else:
             self._last_batch = batch_id
-            self.handover.end()
             return
-        self.handover.end(failure)
-        raise BatchEndedError("the batch is not committed") from None
+        finally:
+            self.handover.end(failure)
+        raise BatchEndedError("the batch is not committed")
 
     def _run_batch(self, rows: DataFrame, batch_id: int) -> None:
         whole = self.directory.range_of(batch_id)
@@ -160,10 +145,10 @@ class QueryRun:
             self.handover.offer(PreparedBatch(whole, None, 0))
             return
         todo = whole.after(self.stored)
-        messages = None if self.options is None else Messages(rows, self.options)
+        messages = None if self.stream.application.transform else Messages(rows, self.stream.read_options())
         effects = Effects(self.staging, self.files, todo, messages)
-        self.apply(rows, effects)
-        self.handover.offer(PreparedBatch(todo, effects, self.count(todo, effects)))
+        self.stream.apply(rows, effects)
+        self.handover.offer(PreparedBatch(todo, effects, self.stream.count(todo, effects)))
         if effects.pending:
             self.files.roll_forward()
         if effects.statements:

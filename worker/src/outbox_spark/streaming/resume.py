@@ -62,15 +62,13 @@ class DirectoryView:
 
     Attributes:
         lineage: under what it was begun.
-        start: the stored pair when it was begun.
-        committed: end of the last batch that Spark itself noted as finished; `start` before the first.
+        committed: end of the last batch that Spark itself noted as finished; where it was begun before the first.
         planned: end of the last batch that Spark planned; `committed` when none is under way.
         has_state: it holds state of stateful operators.
 
     """
 
     lineage: Lineage
-    start: Checkpoint
     committed: Checkpoint
     planned: Checkpoint
     has_state: bool
