@@ -37,15 +37,8 @@ class UserApplication:
 def load_application(config: ProcessorConfig, handler_path: Path) -> UserApplication:
     """Import the user's module, afresh each time, so that a corrected one is seen.
 
-    Code from the ConfigMap travels to the executors inside the tasks; code in the image is imported there.
-
-    Args:
-        config: the processor's.
-        handler_path: directory of the mounted ConfigMap; may be absent.
-
-    Raises:
-        ConfigurationError: there is no such module or function, its import fails, or it does not go with the target.
-
+    Code from the ConfigMap, mounted at `handler_path`, travels to the executors inside the tasks; code in the image is
+    imported there.
     """
     application = config.plan.application
     if application is None:
@@ -53,7 +46,8 @@ def load_application(config: ProcessorConfig, handler_path: Path) -> UserApplica
             raise ConfigurationError("nothing to do: give spec.target, or spec.spark.application")
         return UserApplication()
     module = _import(application.module, handler_path)
-    found = UserApplication(_function(module, "transform"), _function(module, "handle"))
+    transform, handle = (getattr(module, name, None) for name in ("transform", "handle"))
+    found = UserApplication(transform if callable(transform) else None, handle if callable(handle) else None)
     _check(found, application.module, has_target=config.target is not None)
     return found
 
@@ -82,28 +76,18 @@ def _broken(name: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(f"module {name!r} cannot be imported: {lines}", reason=Reason.HANDLER_INVALID)
 
 
-def _function(module: ModuleType, name: str) -> Callable[..., Any] | None:
-    found = getattr(module, name, None)
-    return found if callable(found) else None
-
-
 def _check(found: UserApplication, name: str, *, has_target: bool) -> None:
-    if found.transform is None and found.handle is None:
-        raise ConfigurationError(
-            f"module {name!r} has neither transform(messages) nor handle(messages, effects): define one of them",
-            reason=Reason.APPLICATION_MISSING,
-        )
-    if found.transform is not None and found.handle is not None:
-        raise ConfigurationError(
-            f"module {name!r} has both transform and handle: keep one", reason=Reason.HANDLER_INVALID
-        )
-    if found.transform is not None and not has_target:
-        raise ConfigurationError(
-            f"module {name!r} has transform, but no target takes its result: give spec.target, or define handle",
-            reason=Reason.HANDLER_INVALID,
-        )
-    if found.handle is not None and has_target:
-        raise ConfigurationError(
-            f"module {name!r} has handle, which says what is written: leave out spec.target, or define transform",
-            reason=Reason.HANDLER_INVALID,
-        )
+    reason = Reason.HANDLER_INVALID
+    match found.transform is not None, found.handle is not None, has_target:
+        case False, False, _:
+            reason = Reason.APPLICATION_MISSING
+            fault = "neither transform(messages) nor handle(messages, effects): define one of them"
+        case True, True, _:
+            fault = "both transform and handle: keep one"
+        case True, False, False:
+            fault = "transform, but no target takes its result: give spec.target, or define handle"
+        case False, True, True:
+            fault = "handle, which says what is written: leave out spec.target, or define transform"
+        case _:
+            return
+    raise ConfigurationError(f"module {name!r} has {fault}", reason=reason)

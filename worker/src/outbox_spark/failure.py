@@ -34,13 +34,7 @@ _SENTENCE: Final = 400
 
 
 def explain_failure(error: BaseException, code: str) -> OutboxError:
-    """Say what a failed batch or query means.
-
-    Args:
-        error: from Spark, or from the user's code on the driver.
-        code: what ran, for example `orders.handle`.
-
-    """
+    """Say what a failed batch or query means; `code` names what ran, for example `orders.handle`."""
     if isinstance(error, OutboxError):
         return error
     text = str(error)

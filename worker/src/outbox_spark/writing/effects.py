@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from outbox_core.errors import HandlerError
 from outbox_core.spec import SqlTarget
-from outbox_worker.postgres.errors import translated
 from outbox_worker.targets.sql import SqlSink
 
 if TYPE_CHECKING:
@@ -65,23 +64,13 @@ class Effects:
 
         Statements run in the order of the calls. The columns of `batch` are those of `rows`; `data` and `metadata` are
         jsonb and `transaction_id` is xid8 where they come unchanged from the messages.
-
-        Raises:
-            ConfigurationError: it is not one statement that can be run over them.
-            HandlerError: the rows have a column that PostgreSQL has no type for.
-
         """
         target = SqlTarget(statement=statement)
         SqlSink(target).check()
         self.statements.append((target, self._staging.load(rows)))
 
     def parquet(self, rows: DataFrame, path: str) -> None:
-        """Append `rows` to the Parquet files of the directory `path`, visible once the checkpoint is stored.
-
-        Raises:
-            HandlerError: the path is not absolute.
-
-        """
+        """Append `rows` to the Parquet files of the directory `path`, visible once the checkpoint is stored."""
         directory = Path(path)
         if not directory.is_absolute():
             raise HandlerError(f"{path!r} is not an absolute path: name a directory on a volume of spec.spark.volumes")
@@ -93,8 +82,7 @@ class Effects:
 
     def are_there(self, connection: Connection) -> bool:
         """Say whether all staged rows are still there: a crash of PostgreSQL empties every unlogged table."""
-        with translated():
-            return all(staged.is_complete(connection) for _, staged in self.statements)
+        return all(staged.is_complete(connection) for _, staged in self.statements)
 
     def apply(self, transaction: Transaction, batch: Batch) -> None:
         """Run the statements and list the files, in the transaction that stores the checkpoint."""

@@ -18,6 +18,7 @@ import re
 import shutil
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +31,7 @@ from outbox_spark.writing.messages import write_messages
 from outbox_worker.postgres.errors import translated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -73,7 +74,6 @@ class FileArea:
     """The files of one owner; used by the driver."""
 
     def __init__(self, files: ConnectionFiles, schema: str, processor_id: str, epoch: int) -> None:
-        """Remember whose files they are; touch nothing."""
         self._files = files
         self._manifest = sql.Identifier(schema, "spark_files")
         self._processor_id = processor_id
@@ -81,37 +81,28 @@ class FileArea:
         self._swept: set[Path] = set()
 
     def write(self, rows: DataFrame, path: Path, whole: OffsetRange) -> list[PendingFile]:
-        """Have executors write the rows under a hidden name; return the files with rows in them, safely on the disk.
-
-        Raises:
-            TransientError: the driver does not see what the executors wrote.
-
-        """
-        hidden = self._begin(path)
-        rows.write.mode("errorifexists").option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(
-            file_uri(hidden)
-        )
-        _check_seen(hidden, path)
-        counted = {file: pq.read_metadata(file).num_rows for file in sorted(hidden.glob("part-*.parquet"))}
-        return self._collect(counted, hidden, path, whole)
+        """Have executors write the rows under a hidden name; return the files with rows in them, safely on the disk."""
+        return self._write(partial(_write_rows, rows), path, whole)
 
     def write_messages(
         self, session: SparkSession, options: ReadOptions, path: Path, whole: OffsetRange
     ) -> list[PendingFile]:
         """Have executors write a range's messages as they are; otherwise like `write`."""
-        hidden = self._begin(path)
-        counted = write_messages(session, options, whole, hidden)
-        _check_seen(hidden, path)
-        return self._collect(counted, hidden, path, whole)
+        return self._write(partial(write_messages, session, options, whole), path, whole)
 
-    def _begin(self, path: Path) -> Path:
+    def _write(self, write: Callable[[Path], dict[Path, int]], path: Path, whole: OffsetRange) -> list[PendingFile]:
+        """Write into a new directory; `write` returns the files of it, each with its number of rows."""
         if path not in self._swept:
             sweep_hidden(path, self._processor_id, self._epoch)
             self._swept.add(path)
-        return hidden_directory(path, self._processor_id, self._epoch)
-
-    def _collect(self, counted: Mapping[Path, int], hidden: Path, path: Path, whole: OffsetRange) -> list[PendingFile]:
-        stem = f"{safe_name(self._processor_id)}-{whole.end.transaction_id}-{whole.end.position}-{hidden.name}"
+        hidden = hidden_directory(path, self._processor_id, self._epoch)
+        counted = write(hidden)
+        if not hidden.is_dir():
+            raise TransientError(
+                f"the driver does not see {hidden}, which executors wrote: mount the same volume at {path} in "
+                "driver and executors (spark.volumes)",
+                reason=Reason.TARGET_UNAVAILABLE,
+            )
         filled = [(file, count) for file, count in counted.items() if count]
         if not filled:
             shutil.rmtree(hidden, ignore_errors=True)  # nothing of it is revealed, which would remove it
@@ -119,37 +110,24 @@ class FileArea:
         for file, _ in filled:
             _flush(file)
         _flush(hidden)
+        stem = f"{safe_name(self._processor_id)}-{whole.end.transaction_id}-{whole.end.position}-{hidden.name}"
         return [
             PendingFile(file, path / f"{stem}-{number:05d}.parquet", count)
             for number, (file, count) in enumerate(filled)
         ]
 
-    def list_in(self, connection: Connection, files: Iterable[PendingFile]) -> None:
+    def list_in(self, connection: Connection, files: list[PendingFile]) -> None:
         """Write the manifest, in the transaction that is open on `connection` and stores the checkpoint."""
         statement = sql.SQL(
             "INSERT INTO {} (processor_id, epoch, hidden_path, final_path, row_count) "
             "SELECT %s, %s, file.* FROM unnest(%s::text[], %s::text[], %s::bigint[]) AS file"
         ).format(self._manifest)
-        listed = list(files)
-        connection.execute(
-            statement,
-            (
-                self._processor_id,
-                self._epoch,
-                [str(file.hidden) for file in listed],
-                [str(file.final) for file in listed],
-                [file.rows for file in listed],
-            ),
-        )
+        hidden, final = [str(file.hidden) for file in files], [str(file.final) for file in files]
+        rows = [file.rows for file in files]
+        connection.execute(statement, (self._processor_id, self._epoch, hidden, final, rows))
 
     def roll_forward(self) -> int:
-        """Move every file whose checkpoint is stored, of this epoch or an earlier one; return how many there were.
-
-        Raises:
-            PermanentError: the volume lost one.
-            TransientError: database or volume cannot be reached.
-
-        """
+        """Move every file whose checkpoint is stored, of this epoch or an earlier one; return how many there were."""
         find = sql.SQL("SELECT hidden_path, final_path, row_count FROM {} WHERE processor_id = %s ORDER BY id")
         forget = sql.SQL("DELETE FROM {} WHERE processor_id = %s AND final_path = ANY(%s)")
         with self._files.connect(_APPLICATION_NAME) as connection, translated():
@@ -162,29 +140,21 @@ class FileArea:
         return len(files)
 
 
-def _check_seen(hidden: Path, path: Path) -> None:
-    if not hidden.is_dir():
-        raise TransientError(
-            f"the driver does not see {hidden}, which executors wrote: mount the same volume at {path} in "
-            "driver and executors (spark.volumes)",
-            reason=Reason.TARGET_UNAVAILABLE,
-        )
+def _write_rows(rows: DataFrame, hidden: Path) -> dict[Path, int]:
+    rows.write.mode("errorifexists").option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(
+        file_uri(hidden)
+    )
+    return {file: pq.read_metadata(file).num_rows for file in sorted(hidden.glob("part-*.parquet"))}
 
 
-def reveal(files: Iterable[PendingFile]) -> None:
-    """Move committed files to their names for readers; one that is there already stays as it is.
-
-    Raises:
-        PermanentError: a committed file is neither hidden nor there: the volume lost it.
-
-    """
-    revealed = list(files)
-    for file in revealed:
+def reveal(files: list[PendingFile]) -> None:
+    """Move committed files to their names for readers; one that is there already stays as it is."""
+    for file in files:
         if not file.final.exists():
             _move(file)
-    for directory in {file.final.parent for file in revealed}:
+    for directory in {file.final.parent for file in files}:
         _flush(directory)
-    for directory in {file.hidden.parent for file in revealed}:
+    for directory in {file.hidden.parent for file in files}:
         shutil.rmtree(directory, ignore_errors=True)
 
 

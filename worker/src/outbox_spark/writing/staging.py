@@ -20,7 +20,6 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import psycopg
 import pyarrow as pa
 from psycopg import sql
 from pyarrow import csv
@@ -28,13 +27,14 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import BinaryType
 
 from outbox_core.errors import TransientError
-from outbox_core.report import Reason
 from outbox_spark.columns import is_nested, staging_columns
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres.errors import translate, translated
+from outbox_worker.postgres.call import fetch_one, fetch_rows
+from outbox_worker.postgres.errors import translated
+from outbox_worker.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructField
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _APPLICATION_NAME: Final = "outbox-spark-staging"
 _log = get_logger("outbox.spark.staging")
 _ATTEMPT: Final = "outbox_attempt"
+_COPIED: Final = "attempt string, loaded long"
 _CHUNK_ROWS: Final = 10_000
 _ANALYZE_FROM_ROWS: Final = 10_000
 
@@ -81,34 +82,27 @@ class Staged:
 
     def is_complete(self, connection: Connection) -> bool:
         """Say whether all of them are still there."""
-        counted = connection.execute(sql.SQL("SELECT count(*) FROM ({}) AS staged").format(self.relation())).fetchone()
-        return counted is not None and int(counted[0]) == self.rows
+        (count,) = fetch_one(connection, sql.SQL("SELECT count(*) FROM ({}) AS staged").format(self.relation()))
+        return bool(count == self.rows)
 
 
 class StagingArea:
-    """The staging tables of one owner; used by the driver."""
+    """The staging tables of one owner; used by the driver. `files` are at the same path on driver and executors."""
 
     def __init__(self, files: ConnectionFiles, schema: str, processor_id: str, epoch: int) -> None:
-        """Remember whose tables they are; create nothing. `files` are at the same path on driver and executors."""
         self._files = files
         self._schema = schema
+        self._registry = sql.Identifier(schema, "spark_staging")
         self._processor_id = processor_id
         self._epoch = epoch
         self._ready: dict[tuple[tuple[str, str], ...], StagingTable] = {}
 
     def load(self, rows: DataFrame) -> Staged:
-        """Have executors load the rows, and return what Spark reports as done.
-
-        Collects one small row for each task, never the rows themselves.
-
-        Raises:
-            HandlerError: the rows have a column that cannot be staged.
-
-        """
+        """Have executors load the rows, and return what Spark reports as done: one small row for each task."""
         table = self._ensure(staging_columns(rows.schema))
         prepared = rows.select(*(_prepared(field) for field in rows.schema.fields))
-        copy = _copier(self._files, table)
-        done = prepared.mapInArrow(copy, "attempt string, loaded long").collect()
+        files = self._files  # a path: a task is sent no secret
+        done = prepared.mapInArrow(lambda batches: iter([copy_rows(files, table, batches)]), _COPIED).collect()
         staged = Staged(table, tuple(row.attempt for row in done if row.loaded), sum(row.loaded for row in done))
         if staged.rows >= _ANALYZE_FROM_ROWS:
             self._execute(sql.SQL("ANALYZE {}").format(table.identifier))
@@ -117,35 +111,31 @@ class StagingArea:
     def clear(self) -> None:
         """Empty the tables between two batches; rows left behind are no attempt of any later batch."""
         for table in self._ready.values():
-            try:
-                self._execute(sql.SQL("SET LOCAL lock_timeout = '2s'"), sql.SQL("TRUNCATE {}").format(table.identifier))
-            except TransientError as error:  # a session reads it: try after the next batch
-                _log.warning("a staging table is not emptied", extra={"table": table.name, "error": str(error)})
+            self._try(table.name, sql.SQL("TRUNCATE {}").format(table.identifier))
 
     def sweep(self) -> int:
-        """Drop the tables of earlier owners, and of an earlier query of this one; return how many went.
-
-        One that another session reads, pg_dump for example, is left for the next time: nothing of it is ever merged.
-        """
-        registry = sql.Identifier(self._schema, "spark_staging")
-        find = sql.SQL("SELECT table_name FROM {} WHERE processor_id = %s AND epoch <= %s ORDER BY 1").format(registry)
-        with self._files.connect(_APPLICATION_NAME) as connection, translated():
-            names = [str(row[0]) for row in connection.execute(find, (self._processor_id, self._epoch)).fetchall()]
-        return sum(self._drop(name) for name in names)
-
-    def _drop(self, name: str) -> bool:
-        try:
-            self._execute(
-                sql.SQL("SET LOCAL lock_timeout = '2s'"),
-                sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(self._schema, name)),
-                sql.SQL("DELETE FROM {} WHERE table_name = {}").format(
-                    sql.Identifier(self._schema, "spark_staging"), sql.Literal(name)
-                ),
+        """Drop the tables of earlier owners, and of an earlier query of this one; return how many went."""
+        find = sql.SQL("SELECT table_name FROM {} WHERE processor_id = %(processor_id)s AND epoch <= %(epoch)s")
+        with self._files.connect(_APPLICATION_NAME) as connection:
+            owner = {"processor_id": self._processor_id, "epoch": self._epoch}
+            names = [str(name) for (name,) in fetch_rows(connection, find.format(self._registry), owner)]
+        drop, forget = sql.SQL("DROP TABLE IF EXISTS {}"), sql.SQL("DELETE FROM {} WHERE table_name = {}")
+        return sum(
+            self._try(
+                name, drop.format(sql.Identifier(self._schema, name)), forget.format(self._registry, sql.Literal(name))
             )
+            for name in names
+        )
+
+    def _try(self, table: str, *statements: sql.Composed) -> bool:
+        """Run statements that wait for every reader of a table, pg_dump for example, or leave them for the next time.
+
+        What stays in the table is never merged.
+        """
+        try:
+            self._execute(sql.SQL("SET LOCAL lock_timeout = '2s'"), *statements)
         except TransientError as error:
-            if error.reason is not Reason.STATEMENT_FAILED:
-                raise
-            _log.warning("a staging table is not dropped", extra={"table": name, "error": str(error)})
+            _log.warning("a staging table is left as it is", extra={"table": table, "error": str(error)})
             return False
         return True
 
@@ -153,24 +143,17 @@ class StagingArea:
         if columns not in self._ready:
             name = staging_name(self._processor_id, self._epoch, columns)
             table = StagingTable(self._schema, name, tuple(column for column, _ in columns))
-            self._execute(*self._create(table, columns))
+            typed = [(_ATTEMPT, "uuid NOT NULL"), *columns]
+            self._execute(
+                sql.SQL("CREATE UNLOGGED TABLE IF NOT EXISTS {} ({})").format(
+                    table.identifier, sql.SQL(", ").join(_column(name, kind) for name, kind in typed)
+                ),
+                sql.SQL("INSERT INTO {} (table_name, processor_id, epoch) VALUES ({}) ON CONFLICT DO NOTHING").format(
+                    self._registry, sql.SQL(", ").join(map(sql.Literal, (name, self._processor_id, self._epoch)))
+                ),
+            )
             self._ready[columns] = table
         return self._ready[columns]
-
-    def _create(self, table: StagingTable, columns: tuple[tuple[str, str], ...]) -> list[sql.Composed]:
-        wanted = [sql.SQL("{} uuid NOT NULL").format(sql.Identifier(_ATTEMPT))]
-        wanted += [sql.SQL("{} {}").format(sql.Identifier(name), _type(kind)) for name, kind in columns]
-        return [
-            sql.SQL("CREATE UNLOGGED TABLE IF NOT EXISTS {} ({})").format(table.identifier, sql.SQL(", ").join(wanted)),
-            sql.SQL(
-                "INSERT INTO {} (table_name, processor_id, epoch) VALUES ({}, {}, {}) ON CONFLICT DO NOTHING"
-            ).format(
-                sql.Identifier(self._schema, "spark_staging"),
-                sql.Literal(table.name),
-                sql.Literal(self._processor_id),
-                sql.Literal(self._epoch),
-            ),
-        ]
 
     def _execute(self, *statements: sql.SQL | sql.Composed) -> None:
         """Run statements in one transaction of their own, sent at once: frozen, this process leaves none open."""
@@ -205,19 +188,9 @@ def _prepared(field: StructField) -> Column:
     return column
 
 
-def _type(name: str) -> sql.SQL:
-    return sql.SQL(cast("Any", name))  # from columns.py's closed list
-
-
-def _copier(
-    files: ConnectionFiles, table: StagingTable
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make the function that a task runs; it carries a path and a name, never a secret."""
-
-    def copy(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield copy_rows(files, table, batches)
-
-    return copy
+def _column(name: str, kind: str) -> sql.Composed:
+    """Compose a column of a type from the closed list of columns.py."""
+    return sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(cast("Any", kind)))
 
 
 def copy_rows(files: ConnectionFiles, table: StagingTable, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
@@ -229,21 +202,17 @@ def copy_rows(files: ConnectionFiles, table: StagingTable, batches: Iterator[pa.
     statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(
         table.identifier, sql.SQL(", ").join(sql.Identifier(name) for name in (_ATTEMPT, *table.columns))
     )
-    connection: Connection | None = None
+    session = Session(files, _APPLICATION_NAME)
     try:
         for batch in batches:
             for start in range(0, batch.num_rows, _CHUNK_ROWS):
                 chunk = batch.slice(start, _CHUNK_ROWS)
                 text = to_csv(chunk, attempt)
-                connection = connection or files.connect(_APPLICATION_NAME)
-                with connection.cursor() as cursor, cursor.copy(statement) as copying:
+                with translated(), session.connection().cursor() as cursor, cursor.copy(statement) as copying:
                     copying.write(text)
                 loaded += chunk.num_rows
-    except psycopg.Error as error:
-        raise translate(error) from error
     finally:
-        if connection is not None:
-            connection.close()
+        session.discard()
     return pa.RecordBatch.from_arrays([_one(attempt), _one(str(loaded)).cast(pa.int64())], names=["attempt", "loaded"])
 
 
