@@ -122,10 +122,7 @@ def start_session(configuration: Mapping[str, str]) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # The caller reports what it says; a JVM that went away makes it say nothing else.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    builder = SparkSession.builder
-    for key, value in configuration.items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    session = SparkSession.builder.config(map=dict(configuration)).getOrCreate()
     session.sparkContext.setLogLevel("WARN")
     session.dataSource.register(OutboxDataSource)
     return session
