@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from outbox_core.errors import ConfigurationError, HandlerError
+from outbox_core.errors import HandlerError
 from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.report import Reason
 from outbox_spark.offsets import OffsetRange
 from outbox_spark.writing.effects import Effects, Messages
 from outbox_spark.writing.files import FileArea
@@ -44,8 +45,11 @@ def test_a_relative_path_is_refused_before_anything_is_written():
 @pytest.mark.parametrize("statement", ["SELECT 1; SELECT 2", "TRUNCATE orders", " "])
 def test_what_is_no_single_statement_is_refused_before_anything_is_staged(statement):
     batch = effects()
-    with pytest.raises(ConfigurationError, match="statement cannot be used: it "):
+    with pytest.raises(HandlerError, match=r"the statement of effects\.sql cannot be run: it ") as refused:
         batch.sql(cast("DataFrame", None), statement)
+    assert refused.value.reason is Reason.STATEMENT_FAILED, (
+        "an attempt of the handler's, as where the server refuses it"
+    )
     assert batch.statements == []
 
 

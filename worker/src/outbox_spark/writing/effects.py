@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outbox_core.errors import HandlerError
+from outbox_core.report import Reason
 from outbox_core.spec import SqlTarget
+from outbox_worker.postgres.transactions.statement import StatementError, parse_batch_statement
 from outbox_worker.targets.sql import SqlSink
 
 if TYPE_CHECKING:
@@ -65,9 +67,13 @@ class Effects:
         Statements run in the order of the calls. The columns of `batch` are those of `rows`; `data` and `metadata` are
         jsonb and `transaction_id` is xid8 where they come unchanged from the messages.
         """
-        target = SqlTarget(statement=statement)
-        SqlSink(target).check()
-        self.statements.append((target, self._staging.load(rows)))
+        try:
+            parse_batch_statement(statement)
+        except StatementError as error:
+            raise HandlerError(
+                f"the statement of effects.sql cannot be run: {error}", reason=Reason.STATEMENT_FAILED
+            ) from error
+        self.statements.append((SqlTarget(statement=statement), self._staging.load(rows)))
 
     def parquet(self, rows: DataFrame, path: str) -> None:
         """Append `rows` to the Parquet files of the directory `path`, visible once the checkpoint is stored."""
