@@ -39,6 +39,10 @@ def load_application(config: ProcessorConfig, handler_path: Path) -> UserApplica
 
     Code from the ConfigMap, mounted at `handler_path`, travels to the executors inside the tasks; code in the image is
     imported there.
+
+    Raises:
+        ConfigurationError: there is no such module or function, its import fails, or it does not go with the target.
+
     """
     application = config.plan.application
     if application is None:

@@ -74,7 +74,12 @@ def is_nested(field: spark.StructField) -> bool:
 
 
 def postgres_type(field: spark.StructField) -> str:
-    """Choose the staging column's type."""
+    """Choose the staging column's type.
+
+    Raises:
+        HandlerError: there is none for it; the message names the column and what to do.
+
+    """
     named = (field.metadata or {}).get(TYPE_KEY)
     if named in _FROM_METADATA:
         return str(named)
@@ -92,7 +97,12 @@ def postgres_type(field: spark.StructField) -> str:
 
 
 def staging_columns(schema: spark.StructType) -> tuple[tuple[str, str], ...]:
-    """Names and types of a staging table for rows of this schema."""
+    """Names and types of a staging table for rows of this schema.
+
+    Raises:
+        HandlerError: no columns, a name PostgreSQL would not keep apart from another, or a type it does not have.
+
+    """
     columns = tuple((field.name, postgres_type(field)) for field in schema.fields)
     names = [name for name, _ in columns]
     if not names or len(set(names)) != len(names) or any(not n or len(n.encode()) > 63 or "\0" in n for n in names):

@@ -164,7 +164,12 @@ class SparkFeed(Feed):
 
 
 def build_pipeline(config: ProcessorConfig, settings: Settings) -> Target:
-    """Build the pipeline that the resource names."""
+    """Build the pipeline that the resource names.
+
+    Raises:
+        ConfigurationError: a guarantee that Spark's effects do not have.
+
+    """
     if config.guarantee is not Guarantee.TRANSACTIONAL:
         raise ConfigurationError("engine Spark is Transactional: leave delivery.guarantee out")
     configuration = build_configuration(config, os.environ, uuid.uuid4().hex[:6])

@@ -46,7 +46,12 @@ def format_offset(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def parse_offset(offset: Mapping[str, Any]) -> Checkpoint:
-    """Read an offset back; `ValueError`: it is not one of ours."""
+    """Read an offset back; `ValueError`: it is not one of ours.
+
+    Raises:
+        ValueError: it is not one of ours.
+
+    """
     try:
         transaction_id, position = offset["transaction_id"], offset["position"]
     except (KeyError, TypeError) as error:

@@ -70,7 +70,12 @@ class ReadOptions:
 
 
 def parse_options(options: Mapping[str, str]) -> ReadOptions:
-    """Read Spark's options; their names are compared without regard to case, as Spark does."""
+    """Read Spark's options; their names are compared without regard to case, as Spark does.
+
+    Raises:
+        ConfigurationError: an option is unknown, missing, or its value cannot be used; the message says what to write.
+
+    """
     given = {key.lower(): value for key, value in options.items()}
     _refuse_unknown(given)
     if not given.get("connection"):

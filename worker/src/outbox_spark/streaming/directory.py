@@ -46,7 +46,12 @@ class QueryDirectory:
         return self.path / "query"
 
     def view(self) -> DirectoryView:
-        """Read what Spark planned and finished."""
+        """Read what Spark planned and finished.
+
+        Raises:
+            PermanentError: the directory cannot be read as Spark 4 writes it.
+
+        """
         committed = _numbers(self.location / "commits")
         return DirectoryView(
             lineage=self.lineage,
@@ -82,7 +87,12 @@ class QueryDirectory:
 
 
 def parse_offset_log(text: str) -> Checkpoint:
-    """Read the end of a batch from an `offsets/N` file; `ValueError`: another format, not one source, or not ours."""
+    """Read the end of a batch from an `offsets/N` file; `ValueError`: another format, not one source, or not ours.
+
+    Raises:
+        ValueError: another format, or not one source, or not ours.
+
+    """
     version, *lines = text.splitlines()
     if version != _OFFSET_LOG or len(lines) != 2:
         msg = f"expected format {_OFFSET_LOG} with one source, found {version} with {len(lines) - 1}"
@@ -109,7 +119,12 @@ class QueryDirectories:
         return None
 
     def begin(self, lineage: Lineage, start: Checkpoint) -> QueryDirectory:
-        """Begin a new generation and remove older ones."""
+        """Begin a new generation and remove older ones.
+
+        Raises:
+            TransientError: the volume does not take it.
+
+        """
         older = _numbers(self._root)
         path = self._root / str(older[-1] + 1 if older else 0)
         try:

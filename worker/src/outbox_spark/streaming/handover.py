@@ -53,14 +53,24 @@ class Handover:
         self._busy_since: float | None = None
 
     def begin(self) -> None:
-        """Spark's thread: a batch is to be prepared; `ClosedError`: none is wanted."""
+        """Spark's thread: a batch is to be prepared; `ClosedError`: none is wanted.
+
+        Raises:
+            ClosedError: none is wanted.
+
+        """
         with self._changed:
             if self._closed or not self._admitting:
                 raise ClosedError
             self._busy_since = time.monotonic()
 
     def offer(self, batch: PreparedBatch) -> None:
-        """Spark's thread: wait until the loop has committed the batch; `ClosedError`: it will not be."""
+        """Spark's thread: wait until the loop has committed the batch; `ClosedError`: it will not be.
+
+        Raises:
+            ClosedError: it will not be.
+
+        """
         with self._changed:
             self._offered = batch
             self._changed.notify_all()
@@ -89,6 +99,10 @@ class Handover:
         """The loop: look at the batch on offer, waiting for one so many seconds at most. It stays on offer.
 
         A failure to prepare one is raised, once.
+
+        Raises:
+            OutboxError: preparing failed; said once.
+
         """
         with self._changed:
             self._changed.wait_for(lambda: self._offered is not None or self._failure is not None, timeout=wait)

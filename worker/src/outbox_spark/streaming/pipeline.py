@@ -73,7 +73,12 @@ class SparkPipeline(InTransaction):
 
     @override
     def check(self) -> None:
-        """Look at application and statement, and begin to start Spark; a query of an earlier lease is ended."""
+        """Look at application and statement, and begin to start Spark; a query of an earlier lease is ended.
+
+        Raises:
+            OutboxError: the application cannot be used.
+
+        """
         self.stop()
         if self._config.target is not None and self._config.target.sql is not None:
             SqlSink(self._config.target.sql).check()
@@ -81,7 +86,12 @@ class SparkPipeline(InTransaction):
         self._sessions.begin()
 
     def is_started(self, wait: float) -> bool:
-        """Say whether Spark is there; wait so many seconds for it at most. Executors come by themselves."""
+        """Say whether Spark is there; wait so many seconds for it at most. Executors come by themselves.
+
+        Raises:
+            TransientError: it cannot be started.
+
+        """
         if not self._sessions.is_settled(wait):
             return False
         self._sessions.get()
@@ -156,7 +166,12 @@ class SparkPipeline(InTransaction):
         return None
 
     def next_batch(self, *, wait: float, timeout: float) -> PreparedBatch | None:
-        """Wait for a prepared batch; where preparing failed the query is ended, and has to be opened again."""
+        """Wait for a prepared batch; where preparing failed the query is ended, and has to be opened again.
+
+        Raises:
+            OutboxError: preparing failed; open again.
+
+        """
         if self._run is None:
             return None
         try:
@@ -177,12 +192,22 @@ class SparkPipeline(InTransaction):
         return self._prepared
 
     def is_behind_plan(self, stored: Checkpoint) -> bool:
-        """Say whether Spark has planned a batch beyond the checkpoint: it is being prepared, or failed and is again."""
+        """Say whether Spark has planned a batch beyond the checkpoint: it is being prepared, or failed and is again.
+
+        Raises:
+            OutboxError: the query checkpoint directory cannot be read.
+
+        """
         return self._run is not None and self._run.directory.find_planned() > stored
 
     @override
     def handle(self, transaction: Transaction, batch: Batch) -> int:
-        """Run the prepared effects in the checkpoint's transaction."""
+        """Run the prepared effects in the checkpoint's transaction.
+
+        Raises:
+            OutboxError: a statement failed, or the batch is not the one prepared.
+
+        """
         prepared = self._prepared
         if prepared is None or prepared.effects is None or prepared.whole.end != batch.examined:
             raise TransientError(f"no batch up to {batch.examined} is prepared", reason=Reason.INTERNAL_ERROR)

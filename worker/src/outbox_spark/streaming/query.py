@@ -76,6 +76,10 @@ class QueryRun:
         """Return the next batch; the same one until it is accepted, None where there is none after `wait` seconds.
 
         After an error, as where preparing a batch takes more than `timeout` seconds, the query cannot be used any more.
+
+        Raises:
+            OutboxError: preparing failed, or the query ended; it cannot be used any more.
+
         """
         batch = self.handover.take(wait)
         if batch is None:

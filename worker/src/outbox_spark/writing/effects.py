@@ -66,6 +66,10 @@ class Effects:
 
         Statements run in the order of the calls. The columns of `batch` are those of `rows`; `data` and `metadata` are
         jsonb and `transaction_id` is xid8 where they come unchanged from the messages.
+
+        Raises:
+            HandlerError: the rows have a column that PostgreSQL has no type for.
+
         """
         try:
             parse_batch_statement(statement)
@@ -76,7 +80,12 @@ class Effects:
         self.statements.append((SqlTarget(statement=statement), self._staging.load(rows)))
 
     def parquet(self, rows: DataFrame, path: str) -> None:
-        """Append `rows` to the Parquet files of the directory `path`, visible once the checkpoint is stored."""
+        """Append `rows` to the Parquet files of the directory `path`, visible once the checkpoint is stored.
+
+        Raises:
+            HandlerError: the path is not absolute.
+
+        """
         directory = Path(path)
         if not directory.is_absolute():
             raise HandlerError(f"{path!r} is not an absolute path: name a directory on a volume of spec.spark.volumes")

@@ -81,7 +81,12 @@ class FileArea:
         self._swept: set[Path] = set()
 
     def write(self, rows: DataFrame, path: Path, whole: OffsetRange) -> list[PendingFile]:
-        """Have executors write the rows under a hidden name; return the files with rows in them, safely on the disk."""
+        """Have executors write the rows under a hidden name; return the files with rows in them, safely on the disk.
+
+        Raises:
+            TransientError: the driver does not see what the executors wrote.
+
+        """
         return self._write(partial(_write_rows, rows), path, whole)
 
     def write_messages(
@@ -127,7 +132,13 @@ class FileArea:
         connection.execute(statement, (self._processor_id, self._epoch, hidden, final, rows))
 
     def roll_forward(self) -> int:
-        """Move every file whose checkpoint is stored, of this epoch or an earlier one; return how many there were."""
+        """Move every file whose checkpoint is stored, of this epoch or an earlier one; return how many there were.
+
+        Raises:
+            PermanentError: the volume lost one.
+            TransientError: database or volume cannot be reached.
+
+        """
         find = sql.SQL("SELECT hidden_path, final_path, row_count FROM {} WHERE processor_id = %s ORDER BY id")
         forget = sql.SQL("DELETE FROM {} WHERE processor_id = %s AND final_path = ANY(%s)")
         with self._files.connect(_APPLICATION_NAME) as connection, translated():
@@ -148,7 +159,12 @@ def _write_rows(rows: DataFrame, hidden: Path) -> dict[Path, int]:
 
 
 def reveal(files: list[PendingFile]) -> None:
-    """Move committed files to their names for readers; one that is there already stays as it is."""
+    """Move committed files to their names for readers; one that is there already stays as it is.
+
+    Raises:
+        PermanentError: a committed file is neither hidden nor there: the volume lost it.
+
+    """
     for file in files:
         if not file.final.exists():
             _move(file)

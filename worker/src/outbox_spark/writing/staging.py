@@ -98,7 +98,12 @@ class StagingArea:
         self._ready: dict[tuple[tuple[str, str], ...], StagingTable] = {}
 
     def load(self, rows: DataFrame) -> Staged:
-        """Have executors load the rows, and return what Spark reports as done: one small row for each task."""
+        """Have executors load the rows, and return what Spark reports as done: one small row for each task.
+
+        Raises:
+            HandlerError: the rows have a column that cannot be staged.
+
+        """
         table = self._ensure(staging_columns(rows.schema))
         prepared = rows.select(*(_prepared(field) for field in rows.schema.fields))
         files = self._files  # a path: a task is sent no secret
