@@ -9,7 +9,7 @@ import pytest
 from outbox_core.config import ProcessorConfig
 from outbox_core.processor.state import initial_state
 from outbox_worker.observe.observer import Observer
-from outbox_worker.observe.sight import WholeSight
+from outbox_worker.observe.sight import Sight
 from outbox_worker.observe.status import Identity, ProcessStatus
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.reading.messages import MessageReader
@@ -24,7 +24,7 @@ def build_observer(lease):
     config = ProcessorConfig.model_validate(fields | {"processorId": "orders", "source": SOURCE})
     status = ProcessStatus(config, Identity("pod", "uid", "instance"), initial_state(time.monotonic()))
     key = ProcessorKey("outbox", "orders")
-    return Observer(key, status, WholeSight(key), lease=lease), status
+    return Observer(key, status, Sight(key), lease=lease), status
 
 
 @pytest.mark.parametrize(("lease", "complete"), [(15.0, True), (0.001, False)])

@@ -19,7 +19,7 @@ from outbox_worker.engine.stopped_steps import StoppedSteps
 from outbox_worker.feeds.cursor import CheckpointSettling, CursorFeed, WholeFeed
 from outbox_worker.feeds.held import HeldFeed
 from outbox_worker.feeds.partition_reader import PartitionReader
-from outbox_worker.observe.sight import CompetingSight, PartitionedSight, WholeSight
+from outbox_worker.observe.sight import CompetingSight, PartitionedSight, Sight
 from outbox_worker.ownership.membership import Membership
 from outbox_worker.ownership.renewal import BatchRenewal, LeaseRenewal, MembershipRenewal
 from outbox_worker.postgres.transactions.transaction import TransactionRunner
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from outbox_core.config import ProcessorConfig
     from outbox_core.ports import Feed, OwnedUnit
     from outbox_worker.engine.steps import StepContext
-    from outbox_worker.observe.sight import Sight
     from outbox_worker.observe.status import ProcessStatus
     from outbox_worker.ownership.heartbeat import Ownership
     from outbox_worker.ownership.renewal import Renewal
@@ -127,7 +126,7 @@ MODES: Final = {
         own=lambda unit: WholeProcessor(unit.context),
         feed=lambda unit: WholeFeed(unit.cursor) if unit.context.databases.is_shared else unit.cursor,
         renewal=lambda replica, held: LeaseRenewal(replica.key, replica.config.delivery.lease_duration, held[0]),
-        sight=lambda replica, _: WholeSight(replica.key),
+        sight=lambda replica, _: Sight(replica.key),
     ),
     Mode.PARTITIONED: ModeRow(
         own=lambda unit: Partition(unit.context, unit.replica.membership),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from typing_extensions import override
 
@@ -42,11 +42,14 @@ _log = get_logger("outbox.observer")
 _Counted = TypeVar("_Counted")
 
 
-class Sight(Protocol):
-    """What one mode has to show. What inherits from it is all of a processor, with one owner."""
+class Sight:
+    """What one mode has to show; without more than this: one owner, one checkpoint."""
 
     by_lease: bool = True
     """Units are owned by a lease: held messages wake their owner, and the high-water mark says how far it may read."""
+
+    def __init__(self, key: ProcessorKey) -> None:
+        self._key = key
 
     def look(self, connection: Connection, seconds: float) -> None:
         """See what only this mode has; a statement may take so many seconds."""
@@ -54,6 +57,8 @@ class Sight(Protocol):
 
     def load(self, connection: Connection) -> Stored:
         """Return the stored checkpoints; empty: there are none yet."""
+        stored = checkpoints.load(connection, self._key)
+        return {} if stored is None else {self._key.partition: stored}
 
     def measure(
         self, connection: Connection, reader: MessageReader, stored: Stored, enough: float, seconds: float
@@ -71,22 +76,7 @@ class Sight(Protocol):
             None: that takes too long.
 
         """
-
-
-class WholeSight(Sight):
-    """One checkpoint."""
-
-    def __init__(self, key: ProcessorKey) -> None:
-        self._key = key
-
-    @override
-    def load(self, connection: Connection) -> Stored:
-        return _load_one(connection, self._key)
-
-    @override
-    def measure(
-        self, connection: Connection, reader: MessageReader, stored: Stored, enough: float, seconds: float
-    ) -> Lag | None:
+        del enough
         pair = stored[self._key.partition].pair
         return _within(connection, seconds, partial(reader.lag, connection, pair, LAG_CAP))
 
@@ -97,7 +87,7 @@ class PartitionedSight(Sight):
     def __init__(
         self, key: ProcessorKey, status: ProcessStatus, config: ProcessorConfig, membership: Membership
     ) -> None:
-        self._key = key
+        super().__init__(key)
         self._status = status
         self._membership = membership
         self._source = config.source
@@ -184,7 +174,7 @@ class CompetingSight(Sight):
     def __init__(
         self, key: ProcessorKey, status: ProcessStatus, config: ProcessorConfig, consumer: ThisConsumer
     ) -> None:
-        self._key = key
+        super().__init__(key)
         self._status = status
         self._consumer = consumer
         self._reader = DispatchReader(config.source, consumer.settings, key.processor_id)
@@ -200,19 +190,10 @@ class CompetingSight(Sight):
             self._consumer.note_count(unfinished.consumers)
 
     @override
-    def load(self, connection: Connection) -> Stored:
-        return _load_one(connection, self._key)
-
-    @override
     def measure(
         self, connection: Connection, reader: MessageReader, stored: Stored, enough: float, seconds: float
     ) -> Lag | None:
         return _within(connection, seconds, partial(competing.measure_lag, connection, self._key, self._reader))
-
-
-def _load_one(connection: Connection, key: ProcessorKey) -> Stored:
-    stored = checkpoints.load(connection, key)
-    return {} if stored is None else {key.partition: stored}
 
 
 def _within(connection: Connection, seconds: float, count: Callable[[], _Counted]) -> _Counted | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.processor.summary import is_ready, summarize
-from outbox_core.report import CheckpointView, ConflictSummary, Intent, LeaseView, Report, WorkerState
+from outbox_core.report import CheckpointView, Intent, LeaseView, Report, WorkerState
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.ownership.words import Word
 
@@ -20,15 +20,7 @@ if TYPE_CHECKING:
 
     from outbox_core.config import ProcessorConfig
     from outbox_core.processor.state import ProcessorState
-    from outbox_core.report import (
-        FailureSummary,
-        HighWaterMark,
-        Lag,
-        PartitioningView,
-        RebuildView,
-        ResourceRef,
-        Unfinished,
-    )
+    from outbox_core.report import ResourceRef
 
 _log = get_logger("outbox.worker")
 _TOLD: Final = frozenset(
@@ -78,23 +70,6 @@ class BatchSeconds:
         self.total += seconds
 
 
-@dataclass(slots=True)
-class Observed:
-    """What the heartbeat saw in the database."""
-
-    checkpoints: list[CheckpointView] = field(default_factory=list)
-    leases: list[LeaseView] = field(default_factory=list)
-    """Of a partitioned processor: the live ones, of all processes."""
-    division: PartitioningView | None = None
-    lag: Lag | None = None
-    bound: HighWaterMark | None = None
-    conflicts: ConflictSummary = field(default_factory=ConflictSummary)
-    failures: FailureSummary | None = None
-    """None: not looked at yet."""
-    unfinished: Unfinished | None = None
-    """Of a processor in mode Competing."""
-
-
 class ProcessStatus:
     """The latest of everything; behind one lock what is more than one value, or is counted."""
 
@@ -113,9 +88,9 @@ class ProcessStatus:
         self._identity = identity
         self._ask: dict[int, Callable[[], ProcessorState]] = {0: lambda: initial}
         self._words: dict[int, Word] = {}
-        self._observed = Observed()
+        self._observed: dict[str, Any] = {}
+        """Fields of the report that the heartbeat saw in the database."""
         self._last_error: str | None = None
-        self._rebuild: RebuildView | None = None
         self.claim_holder: ResourceRef | None = None
         self.lease_pod: str | None = None
         """Who holds the lease."""
@@ -161,17 +136,13 @@ class ProcessStatus:
         with self._lock:
             self._ask = dict.fromkeys(range(count), lambda: initial)
             self._words = {}
-            self._observed = replace(self._observed, checkpoints=[], leases=[], lag=None, division=None)
-
-    def set_rebuild(self, rebuild: RebuildView) -> None:
-        """Take how far this processor is from replacing another one."""
-        with self._lock:
-            self._rebuild = rebuild
+            for name in ("checkpoints", "leases", "lag", "division"):
+                self._observed.pop(name, None)
 
     def set_observed(self, **seen: object) -> None:
-        """Take what the heartbeat saw; what is not named stays."""
+        """Take fields of the report as they were seen in the database; what is not named stays."""
         with self._lock:
-            self._observed = replace(self._observed, **seen)  # type: ignore[arg-type]  # fields of Observed
+            self._observed |= seen
 
     def add_batch(self, count: int, seconds: float | None = None) -> None:
         """Count a batch that was stored, and how long it took where that is known."""
@@ -205,8 +176,9 @@ class ProcessStatus:
     def report(self) -> Report:
         """Put it all together."""
         with self._lock:
-            state, seen = summarize(self._states), self._observed
+            state = summarize(self._states)
             return Report(
+                **self._observed | {"checkpoints": self._checkpoints()},
                 processor_id=self._config.processor_id,
                 resource=self._config.resource,
                 generation=self._config.generation,
@@ -219,23 +191,14 @@ class ProcessStatus:
                 message=state.message[:_MESSAGE],
                 claim_holder=self.claim_holder,
                 lease=self._lease_view(),
-                leases=seen.leases,
-                division=seen.division,
-                checkpoints=self._checkpoints(),
-                lag=seen.lag,
-                bound=seen.bound,
                 handled=self.handled,
                 batches=self.batches,
                 attempt=state.attempt,
                 start_from_used=self._start_from_used(),
                 last_error=self._last_error,
-                conflicts=seen.conflicts,
-                failures=seen.failures,
                 circuit=self.circuit() if self.circuit is not None else None,
                 executors=self.executors,
-                unfinished=seen.unfinished,
                 advice="; ".join(filter(None, (self.advice, _name_ignored(self._config)))) or None,
-                rebuild=self._rebuild,
             )
 
     def _lease_view(self) -> LeaseView | None:
@@ -258,7 +221,7 @@ class ProcessStatus:
 
     def _checkpoints(self) -> list[CheckpointView]:
         """What the loop stored is newer than what the heartbeat saw."""
-        seen = {view.partition: view for view in self._observed.checkpoints}
+        seen = {view.partition: view for view in self._observed.get("checkpoints", ())}
         for partition, state in self._states.items():
             if state.lease is None or state.stored is None:
                 continue

@@ -297,7 +297,7 @@ class Rebuilder:
         view = RebuildView(
             of=self._old.processor_id, state=state, behind=behind, at_least=at_least, message=message[:500]
         )
-        self._context.status.set_rebuild(view)
+        self._context.status.set_observed(rebuild=view)
 
 
 @dataclass(slots=True)
