@@ -358,8 +358,8 @@ SECRETS: Final = (
     fault(
         "a broker's URI is quoted in the error",
         f"{WORKER}/targets/amqp/broker.py",
-        '_invalid(f"`uri` is not a URI such as',
-        '_invalid(f"`uri` {uri} is not a URI such as',
+        'invalid_secret(f"`uri` is not a URI such as',
+        'invalid_secret(f"`uri` {uri} is not a URI such as',
         "tests/unit/worker/test_broker.py",
     ),
     fault(

@@ -67,7 +67,7 @@ def test_what_is_published_is_read_back(entries):
 
 
 def test_a_request_is_read_back():
-    ours = frames.frame(Key.QUERY_PUBLISHER_SEQUENCE, frames.number(9), frames.string("é"), frames.string("orders"))
+    ours = frames.frame(Key.QUERY_PUBLISHER_SEQUENCE, frames.U32.pack(9), frames.string("é"), frames.string("orders"))
     assert decode_frame(ours[4:]) == schema.QueryPublisherSequence(9, "é", "orders")
 
 
@@ -81,9 +81,9 @@ def test_a_frame_that_ends_too_early_is_not_read():
     with pytest.raises(frames.UnreadableError):
         frames.read_frame(b"\0\x10\0\1\0\x09abc").string()
     with pytest.raises(frames.UnreadableError):
-        frames.read_frame(b"\0\3\0\1\1\0\0").long()
+        frames.read_frame(b"\0\3\0\1\1\0\0").number(frames.U64)
     with pytest.raises(frames.UnreadableError):
-        frames.read_frame(b"\0\3\0\1" + 12 * b"\0").longs(2)
+        frames.read_frame(b"\0\3\0\1" + b"\0\0\0\2" + 12 * b"\0").longs()
 
 
 def test_codes_are_named():

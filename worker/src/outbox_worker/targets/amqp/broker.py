@@ -27,11 +27,6 @@ class Protocol:
     tls: tuple[str, int]
 
     @property
-    def ports(self) -> dict[str, int]:
-        """The port of each scheme, where none is named."""
-        return dict((self.plain, self.tls))
-
-    @property
     def example(self) -> str:
         """How a URI looks."""
         return f"{self.plain[0]}://user:password@host:{self.plain[1]}/vhost"
@@ -61,67 +56,53 @@ class BrokerAddress:
 
 
 def read_broker_address(directory: Path, protocol: Protocol = AMQP) -> BrokerAddress:
-    """Read the keys of the target's Secret: `uri`, or `host`, `port`, `username`, `password`, `vhost`; and `ca.crt`.
-
-    Raises:
-        ConfigurationError: the Secret is missing or has not what is needed.
-
-    """
+    """Read the keys of the target's Secret: `uri`, or `host`, `port`, `username`, `password`, `vhost`; and `ca.crt`."""
     keys = ("uri", "host", "port", "username", "password", "vhost", "ca.crt")
     values = read_files(directory, *keys, target=protocol.target)
+    authority = values["ca.crt"]
+    scheme = protocol.plain if authority is None else protocol.tls
     if uri := values["uri"]:
-        return _from_uri(uri, values["ca.crt"], protocol)
-    host = values["host"]
+        scheme, values = _take_apart(uri, protocol)
+    host, port = values["host"], values["port"] or str(scheme[1])
     if not host:
-        raise _invalid(
+        raise invalid_secret(
             f"{directory} has no file `uri` and no file `host`; put {protocol.example} into `uri`, or one value each "
             "into `host`, `port`, `username`, `password` and `vhost`",
-            protocol,
+            protocol.target,
         )
-    tls = values["ca.crt"] is not None
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise invalid_secret("`port` is not a port number", protocol.target)
     return BrokerAddress(
         host=host,
-        port=_port(values["port"], protocol.tls[1] if tls else protocol.plain[1], protocol),
+        port=int(port),
         username=values["username"] or "guest",
         password=values["password"] or "guest",
         vhost=values["vhost"] or "/",
-        tls=tls,
-        certificate_authority=values["ca.crt"],
-        target=protocol.target,
-    )
-
-
-def _from_uri(uri: str, authority: str | None, protocol: Protocol) -> BrokerAddress:
-    try:
-        parts = urlsplit(uri)
-        port = parts.port
-    except ValueError:
-        # What cannot be read as a port may be a piece of the password.
-        raise _invalid(f"`uri` is not a URI such as {protocol.example}", protocol) from None
-    if parts.scheme not in protocol.ports or not parts.hostname:
-        raise _invalid(f"`uri` must look like {protocol.example}, or {protocol.tls[0]}://… for TLS", protocol)
-    return BrokerAddress(
-        host=parts.hostname,
-        port=port or protocol.ports[parts.scheme],
-        username=unquote(parts.username or "guest"),
-        password=unquote(parts.password or "guest"),
-        vhost=unquote(parts.path[1:]) or "/",
-        tls=parts.scheme == protocol.tls[0] or authority is not None,
+        tls=authority is not None or scheme == protocol.tls,
         certificate_authority=authority,
         target=protocol.target,
     )
 
 
-def _port(text: str | None, usual: int, protocol: Protocol) -> int:
-    if text is None:
-        return usual
-    if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise _invalid("`port` is not a port number", protocol)
-    return int(text)
-
-
-def _invalid(what: str, protocol: Protocol) -> ConfigurationError:
-    return invalid_secret(what, protocol.target)
+def _take_apart(uri: str, protocol: Protocol) -> tuple[tuple[str, int], dict[str, str | None]]:
+    """Return the scheme of a URI, with its port, and what it holds of the Secret's other keys."""
+    try:
+        parts = urlsplit(uri)
+        port = parts.port
+    except ValueError:
+        # What cannot be read as a port may be a piece of the password.
+        raise invalid_secret(f"`uri` is not a URI such as {protocol.example}", protocol.target) from None
+    scheme = next((each for each in (protocol.plain, protocol.tls) if each[0] == parts.scheme), None)
+    if scheme is None or not parts.hostname:
+        what = f"`uri` must look like {protocol.example}, or {protocol.tls[0]}://… for TLS"
+        raise invalid_secret(what, protocol.target)
+    return scheme, {
+        "host": parts.hostname,
+        "port": str(port) if port else None,
+        "username": unquote(parts.username or ""),
+        "password": unquote(parts.password or ""),
+        "vhost": unquote(parts.path[1:]),
+    }
 
 
 def open_socket(address: BrokerAddress, seconds: float) -> socket.socket:
@@ -130,10 +111,6 @@ def open_socket(address: BrokerAddress, seconds: float) -> socket.socket:
     Args:
         address: where the broker is.
         seconds: the longest wait for the connection, and for each step of the handshake.
-
-    Raises:
-        TransientError: the broker cannot be reached.
-        ConfigurationError: its certificate is not trusted, or `ca.crt` is none.
 
     """
     context = build_tls(address.certificate_authority, address.target) if address.tls else None

@@ -53,13 +53,7 @@ class AmqpConnection:
     """An open channel in confirm mode."""
 
     def __init__(self, address: BrokerAddress, *, name: str) -> None:
-        """Connect, log in and switch confirms on.
-
-        Raises:
-            TransientError: the broker cannot be reached, or refuses the login.
-            ConfigurationError: virtual host or TLS settings are wrong.
-
-        """
+        """Connect, log in and switch confirms on."""
         self._address = address
         self._inbox: list[Any] = []
         self.frame_max = _FRAME_MAX
@@ -128,12 +122,7 @@ class AmqpConnection:
         self._wire.close(frame.marshal(closing, 0))
 
     def _exchange(self, data: bytes, deadline: float, is_done: Callable[[], bool] = lambda: True) -> None:
-        """Write all of the data while reading; then go on reading until it is done.
-
-        Raises:
-            OutboxError: the broker refused, closed, blocked for too long, or did not answer before the deadline.
-
-        """
+        """Write all of the data while reading; then go on reading until it is done, or publishers are blocked."""
         began = time.monotonic()
 
         def check(now: float) -> None:

@@ -146,12 +146,7 @@ class MessageEncoder:
         return self._stamped[1]
 
     def _lay_out(self, message: Message, shape: _Shape) -> _Layout:
-        """Encode what stands between the values of every message of this shape: properties in AMQP's order.
-
-        Raises:
-            HandlerError: AMQP cannot express the message.
-
-        """
+        """Encode what stands between the values of every message of this shape: properties in AMQP's order."""
         kind, publication, place_size, key_size, name_size, trace_size, is_tombstone, is_undated = shape
         if name_size > _SHORT:
             raise build_refusal(message, f"its message_id is longer than the {_SHORT} bytes that AMQP allows")
@@ -200,12 +195,7 @@ class MessageEncoder:
         return "".join(f"{_begin_body(len(part))}{part}{_FRAME_END}" for part in parts)
 
     def _method(self, message: Message) -> str:
-        """Return the frame of `basic.publish`, which only the routing key changes.
-
-        Raises:
-            HandlerError: AMQP cannot express the routing key.
-
-        """
+        """Return the frame of `basic.publish`, which only the routing key changes."""
         of = (message.message_type, message.publication_id, message.partition_key if self._by_key else None)
         if (found := self._methods.get(of)) is not None:
             return found

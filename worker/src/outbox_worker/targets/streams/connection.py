@@ -18,7 +18,7 @@ from outbox_core.report import Reason
 from outbox_worker.targets.amqp.broker import build_login_refused, build_vhost_refused
 from outbox_worker.targets.amqp.wire import CONNECT_SECONDS, HEARTBEAT_SECONDS, Wire
 from outbox_worker.targets.streams import frames
-from outbox_worker.targets.streams.frames import Code, Key, Received
+from outbox_worker.targets.streams.frames import U8, U16, U32, U64, Code, Key, Received
 
 if TYPE_CHECKING:
     from outbox_worker.targets.amqp.broker import BrokerAddress
@@ -30,13 +30,7 @@ _MOST_PUBLISHERS: Final = 200
 
 
 def connect_to_leader(address: BrokerAddress, stream: str, *, name: str) -> StreamConnection:
-    """Open a connection to the node that leads the stream, which need not be the one that the address is of.
-
-    Raises:
-        TransientError: a broker cannot be reached, refuses the login, or has no such stream.
-        ConfigurationError: virtual host or TLS settings are wrong.
-
-    """
+    """Open a connection to the node that leads the stream, which need not be the one that the address is of."""
     first = StreamConnection(address, stream, name=name)
     try:
         leader = first.find_leader()
@@ -70,13 +64,7 @@ class StreamConnection:
     """An open connection to one node."""
 
     def __init__(self, address: BrokerAddress, stream: str, *, name: str) -> None:
-        """Connect and log in; `name` is for the broker's list of connections.
-
-        Raises:
-            TransientError: the broker cannot be reached, or refuses the login.
-            ConfigurationError: virtual host or TLS settings are wrong.
-
-        """
+        """Connect and log in; `name` is for the broker's list of connections."""
         self._address = address
         self._stream = stream
         self._answers: dict[int, Received] = {}
@@ -103,54 +91,44 @@ class StreamConnection:
         login = f"\0{self._address.username}\0{self._address.password}".encode()
         self._ask(Key.SASL_AUTHENTICATE, frames.string("PLAIN"), frames.octets(login), deadline=deadline)
         self._wire.exchange(b"", deadline, lambda: self._tuned)
-        tuned = frames.frame(Key.TUNE, frames.number(self.frame_max), frames.number(int(self._wire.heartbeat)))
+        tuned = frames.frame(Key.TUNE, U32.pack(self.frame_max), U32.pack(int(self._wire.heartbeat)))
         opening = self._ask(Key.OPEN, frames.string(self._address.vhost), deadline=deadline, before=tuned)
         about = opening.properties()
         port = about.get("advertised_port", "")
         self.advertised = (about.get("advertised_host", ""), int(port) if port.isdecimal() else 0)
 
     def find_leader(self) -> tuple[str, int]:
-        """Return host and port that the stream's leader advertises.
-
-        Raises:
-            TransientError: there is no such stream, or it has no leader now.
-
-        """
+        """Return host and port that the stream's leader advertises."""
         found = self._ask(Key.METADATA, frames.strings([self._stream]), deadline=self._soon(), coded=False)
         brokers: dict[int, tuple[str, int]] = {}
-        for _ in range(found.number()):
-            reference = found.medium()
-            brokers[reference] = (found.string(), found.number())
-        found.number()
+        for _ in range(found.number(U32)):
+            reference = found.number(U16)
+            brokers[reference] = (found.string(), found.number(U32))
+        found.number(U32)
         found.string()
-        code, leader = found.medium(), found.medium()
+        code, leader = found.number(U16), found.number(U16)
         self._check(code)
         if leader not in brokers:
             raise self._wire.unavailable(f"has no leader for stream {self._stream!r} now")
         return brokers[leader]
 
     def declare(self, reference: str) -> tuple[int, int]:
-        """Return the publisher of this name, and the highest number that the stream has of it; no name: no numbers.
-
-        Raises:
-            OutboxError: the broker refuses it.
-
-        """
+        """Return the publisher of this name, and the highest number that the stream has of it; no name: no numbers."""
         found = self._publishers.get(reference)
         if found is None:
             found = len(self._publishers)
             if found >= _MOST_PUBLISHERS:
                 raise self._wire.unavailable("was asked for too many publishers on one connection, which is made anew")
             names = frames.string(reference) + frames.string(self._stream)
-            self._ask(Key.DECLARE_PUBLISHER, frames.short(found), names, deadline=self._soon())
+            self._ask(Key.DECLARE_PUBLISHER, U8.pack(found), names, deadline=self._soon())
             self._publishers[reference] = found
             if reference:
                 answer = self._ask(Key.QUERY_PUBLISHER_SEQUENCE, names, deadline=self._soon(), coded=False)
-                code = answer.medium()
+                code = answer.number(U16)
                 # The broker tells it to who may read, and it is only written to the log.
                 if code != Code.ACCESS_REFUSED:
                     self._check(code)
-                    return found, answer.long()
+                    return found, answer.number(U64)
         return found, 0
 
     def publish(self, publisher: int, entries: list[tuple[int, bytes]], *, deadline: float) -> None:
@@ -182,11 +160,11 @@ class StreamConnection:
         """Send a request, wait for its answer and check that it is yes; `coded`: it has a code."""
         self._requests += 1
         request = self._requests
-        sent = before + frames.frame(key, frames.number(request), *fields)
+        sent = before + frames.frame(key, U32.pack(request), *fields)
         self._wire.exchange(sent, deadline, lambda: request in self._answers)
         found = self._answers.pop(request)
         if coded:
-            self._check(found.medium())
+            self._check(found.number(U16))
         return found
 
     def _take_frames(self, view: bytes) -> int:
@@ -209,30 +187,29 @@ class StreamConnection:
 
     def _dispatch(self, found: Received) -> None:
         if found.is_answer:
-            self._answers[found.number()] = found
+            self._answers[found.number(U32)] = found
             return
         match found.key:
             case Key.PUBLISH_CONFIRM:
-                publisher = found.short()
-                self.outstanding.difference_update(zip(repeat(publisher), found.longs(found.number())))
+                publisher = found.number(U8)
+                self.outstanding.difference_update(zip(repeat(publisher), found.longs()))
             case Key.PUBLISH_ERROR:
-                found.short()
-                found.number()
-                found.long()
-                raise self._refused(found.medium())
+                for form in (U8, U32, U64):  # publisher, how many messages, number of the first
+                    found.number(form)
+                raise self._refused(found.number(U16))
             case Key.METADATA_UPDATE:
-                code, stream = found.medium(), found.string()
+                code, stream = found.number(U16), found.string()
                 if stream == self._stream:
                     raise self._wire.unavailable(
                         f"says that stream {stream!r} has changed ({frames.describe_code(code)})"
                     )
             case Key.TUNE:
-                self.frame_max = found.number() or _NO_LIMIT
-                self._wire.heartbeat = float(min(found.number() or HEARTBEAT_SECONDS, HEARTBEAT_SECONDS))
+                self.frame_max = found.number(U32) or _NO_LIMIT
+                self._wire.heartbeat = float(min(found.number(U32) or HEARTBEAT_SECONDS, HEARTBEAT_SECONDS))
                 self._tuned = True
             case Key.CLOSE:
-                found.number()
-                code, why = found.medium(), found.string()
+                found.number(U32)
+                code, why = found.number(U16), found.string()
                 raise self._wire.unavailable(f"closed the connection ({frames.describe_code(code)}: {why})")
             case _:
                 return  # heartbeats, and what later versions say

@@ -18,10 +18,11 @@ SIZE: Final = Struct(">I")
 _HEAD: Final = Struct(">HH")
 _VERSION: Final = 1
 _ANSWER: Final = 0x8000
-_U8: Final = Struct(">B")
-_U16: Final = Struct(">H")
-_U32: Final = Struct(">I")
-_U64: Final = Struct(">Q")
+U8: Final = Struct(">B")
+U16: Final = Struct(">H")
+U32: Final = Struct(">I")
+"""Also how long a list is."""
+U64: Final = Struct(">Q")
 _PUBLISH: Final = Struct(">IHHBI")
 _ENTRY: Final = Struct(">QI")
 ENTRY_OVERHEAD: Final = _ENTRY.size
@@ -80,33 +81,23 @@ class UnreadableError(Exception):
 def string(text: str) -> bytes:
     """Encode text of at most 32,767 bytes."""
     encoded = text.encode()
-    return _U16.pack(len(encoded)) + encoded
+    return U16.pack(len(encoded)) + encoded
 
 
 def octets(value: bytes) -> bytes:
     """Encode bytes."""
-    return _U32.pack(len(value)) + value
+    return U32.pack(len(value)) + value
 
 
 def properties(pairs: Mapping[str, str]) -> bytes:
     """Encode a list of names and values."""
-    return _U32.pack(len(pairs)) + b"".join(string(name) + string(value) for name, value in pairs.items())
+    return U32.pack(len(pairs)) + b"".join(string(name) + string(value) for name, value in pairs.items())
 
 
 def strings(values: Iterable[str]) -> bytes:
     """Encode a list of texts."""
     encoded = [string(value) for value in values]
-    return _U32.pack(len(encoded)) + b"".join(encoded)
-
-
-def short(value: int) -> bytes:
-    """Encode a number in 1 byte."""
-    return _U8.pack(value)
-
-
-def number(value: int) -> bytes:
-    """Encode a number in 4 bytes."""
-    return _U32.pack(value)
+    return U32.pack(len(encoded)) + b"".join(encoded)
 
 
 def frame(key: Key, *fields: bytes) -> bytes:
@@ -136,7 +127,8 @@ class Received:
     _data: memoryview
     _at: int = 4
 
-    def _take(self, form: Struct) -> int:
+    def number(self, form: Struct) -> int:
+        """Read a number of this size."""
         try:
             (value,) = form.unpack_from(self._data, self._at)
         except error as err:
@@ -144,33 +136,18 @@ class Received:
         self._at += form.size
         return int(value)
 
-    def short(self) -> int:
-        """Read a number of 1 byte."""
-        return self._take(_U8)
-
-    def medium(self) -> int:
-        """Read a number of 2 bytes."""
-        return self._take(_U16)
-
-    def number(self) -> int:
-        """Read a number of 4 bytes, or how long a list is."""
-        return self._take(_U32)
-
-    def long(self) -> int:
-        """Read a number of 8 bytes."""
-        return self._take(_U64)
-
-    def longs(self, count: int) -> tuple[int, ...]:
-        """Read so many numbers of 8 bytes."""
-        if count * _U64.size > len(self._data) - self._at:
+    def longs(self) -> tuple[int, ...]:
+        """Read a list of numbers of 8 bytes."""
+        count = self.number(U32)
+        if count * U64.size > len(self._data) - self._at:
             raise UnreadableError
         values = unpack_from(f">{count}Q", self._data, self._at)
-        self._at += count * _U64.size
+        self._at += count * U64.size
         return values
 
     def string(self) -> str:
         """Read text; one that is not there is empty."""
-        size = self.medium()
+        size = self.number(U16)
         if size == 0xFFFF:
             return ""
         text = bytes(self._data[self._at : self._at + size])
@@ -181,16 +158,11 @@ class Received:
 
     def properties(self) -> dict[str, str]:
         """Read a list of names and values."""
-        return {self.string(): self.string() for _ in range(self.number())}
+        return {self.string(): self.string() for _ in range(self.number(U32))}
 
 
 def read_frame(body: bytes) -> Received:
-    """Read what a frame is.
-
-    Raises:
-        UnreadableError: it is too short, or of another version.
-
-    """
+    """Read what a frame is."""
     if len(body) < _HEAD.size:
         raise UnreadableError
     key, version = _HEAD.unpack_from(body)
