@@ -258,6 +258,8 @@ class OutsideTransaction(AnyTarget, Protocol):
             epoch: of the lease under which it is delivered, for the receiver's books.
 
         Raises:
+            MessagesFailedError: the receiver took all messages of the batch but those named.
+            HandlerError: the only message of the batch failed.
             OutboxError: not everything is confirmed; some of it may have been delivered.
 
         """

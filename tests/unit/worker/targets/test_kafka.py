@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from traceback import format_exception
 from typing import Any
@@ -25,6 +26,7 @@ from outbox_worker.targets.librdkafka.settings import (
 )
 from tests.support.servers.certificates import make_certificates
 
+SETTINGS = BrokerSettings("kafka:1", tls=False)
 LOGIN = {"username": "outbox", "password": "s3cret"}
 
 
@@ -203,7 +205,7 @@ class TestWhoseFault:
         ],
     )
     def test_the_targets(self, code, reason, kind, said):
-        found = answers.classify_error(KafkaError(code, "said so"), "kafka:1", topic="t", user="anna")
+        found = answers.classify_error(KafkaError(code, "said so"), replace(SETTINGS, username="anna"), topic="t")
         assert (found.reason, type(found)) == (reason, kind)
         assert said in str(found)
         assert "kafka:1" in str(found)
@@ -212,7 +214,7 @@ class TestWhoseFault:
 
     def test_a_certificate_that_is_not_trusted_is_the_secrets(self):
         error = KafkaError(KafkaError._SSL, "handshake: certificate verify failed: self-signed")
-        found = answers.classify_error(error, "kafka:1")
+        found = answers.classify_error(error, SETTINGS)
         assert (found.reason, type(found)) == (Reason.CONNECTION_SECRET_INVALID, ConfigurationError)
         assert answers.is_login(error)
 

@@ -56,19 +56,20 @@ class TakenMessages:
         Returns:
             How many messages the batch has, where none failed.
 
-        Raises:
-            MessagesFailedError: some of the batch's messages failed.
-            HandlerError: its only message did.
-
         """
         if failed:
             self.add(batch, (message for message in attempted if message.checkpoint not in failed))
-            named = {each.checkpoint: failed[each.checkpoint] for each in batch if each.checkpoint in failed}
-            raise MessagesFailedError(named) if len(batch) > 1 else next(iter(named.values()))
+            raise name_failed(batch, failed)
         if taken := self._taken.get(batch.partition):
             for message in batch:
                 taken.pop(_name(message), None)
         return len(batch)
+
+
+def name_failed(batch: Batch, failed: Mapping[Checkpoint, HandlerError]) -> HandlerError:
+    """Return the error that names the messages of a batch that failed; of its only message its own."""
+    named = {each.checkpoint: failed[each.checkpoint] for each in batch if each.checkpoint in failed}
+    return MessagesFailedError(named) if len(batch) > 1 else next(iter(named.values()))
 
 
 def _name(message: Message) -> tuple[int, int, str]:

@@ -58,11 +58,7 @@ class KafkaSink(PipelinedTarget):
     awaits_confirms = True
 
     def __init__(self, target: KafkaTarget, directory: Path, config: ProcessorConfig, pod: str) -> None:
-        """Keep the settings; nothing is opened.
-
-        `directory` is the mounted Secret of `target.connection`; `pod` is named in headers, so that a receiver can tell
-        whose a duplicate was.
-        """
+        """Keep the settings; `directory` is the mounted Secret of `target.connection`. Nothing is opened."""
         self._directory = directory
         self._timeout = config.delivery.timeout.total_seconds()
         self._name = f"outbox {config.processor_id} {pod}"
@@ -98,12 +94,7 @@ class KafkaSink(PipelinedTarget):
 
     @override
     def begin(self, batch: Batch, epoch: int) -> None:
-        """Hand over what the brokers have not taken yet of the batch, as much as makes a round.
-
-        Raises:
-            OutboxError: the brokers take nothing.
-
-        """
+        """Hand over what the brokers have not taken yet of the batch, as much as makes a round."""
         try:
             self._begin(batch, epoch)
             if self._producer is not None:
@@ -119,14 +110,7 @@ class KafkaSink(PipelinedTarget):
 
     @override
     def deliver(self, batch: Batch, epoch: int) -> int:
-        """Publish what the brokers have not taken yet of the batch, and await every confirm.
-
-        Raises:
-            MessagesFailedError: the brokers took all messages of the batch but those named.
-            HandlerError: the only message of the batch failed.
-            OutboxError: the brokers did not answer for all of the batch.
-
-        """
+        """Publish what the brokers have not taken yet of the batch, and await every confirm."""
         try:
             if not self.is_under_way(batch):
                 self._begin(batch, epoch)
@@ -156,8 +140,8 @@ class KafkaSink(PipelinedTarget):
         """Await what is under way of a batch, and send what is left of it, one round after the other."""
         begun.attempt.deadline = time.monotonic() + self._timeout
         while begun.round is not None:
-            sent = self._rounds.finish(begun.attempt, begun.round, begun.producer)
-            begun.left[:0] = [*sent.again, begun.round.part[sent.tried :]]
+            self._rounds.finish(begun.attempt, begun.round, begun.producer)
+            begun.left[:0] = [*begun.round.again, begun.round.part[begun.round.tried :]]
             self._begin_round(begun)
 
     def _begin_round(self, begun: _Begun) -> None:

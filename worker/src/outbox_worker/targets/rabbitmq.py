@@ -65,11 +65,7 @@ class RabbitmqSink(PipelinedTarget):
     awaits_confirms = False
 
     def __init__(self, target: RabbitmqTarget, directory: Path, config: ProcessorConfig, pod: str) -> None:
-        """Keep the settings; nothing is opened.
-
-        `directory` is the mounted Secret of `target.connection`; `pod` is named in headers, so that a receiver can tell
-        whose a duplicate was.
-        """
+        """Keep the settings; `directory` is the mounted Secret of `target.connection`. Nothing is opened."""
         self._target = target
         self._directory = directory
         self._timeout = config.delivery.timeout.total_seconds()
@@ -117,12 +113,7 @@ class RabbitmqSink(PipelinedTarget):
 
     @override
     def begin(self, batch: Batch, epoch: int) -> None:
-        """Publish what the broker has not taken yet of the batch.
-
-        Raises:
-            OutboxError: the broker does not take it.
-
-        """
+        """Publish what the broker has not taken yet of the batch."""
         with self._closing_at_fault():
             before = self._begun_of(batch.partition)
             if before and before[-1].batch.examined != batch.after:
@@ -135,14 +126,7 @@ class RabbitmqSink(PipelinedTarget):
 
     @override
     def deliver(self, batch: Batch, epoch: int) -> int:
-        """Publish what the broker has not taken yet of the batch, unless that was begun, and await every confirm.
-
-        Raises:
-            MessagesFailedError: the broker took all messages of the batch but those named.
-            HandlerError: the only message of the batch failed.
-            OutboxError: the broker did not answer for all of the batch.
-
-        """
+        """Publish what the broker has not taken yet of the batch, unless that was begun, and await every confirm."""
         with self._closing_at_fault():
             begun = self._begun_of(batch.partition)
             if begun and begun[0].batch is batch:
@@ -155,12 +139,7 @@ class RabbitmqSink(PipelinedTarget):
 
     @contextmanager
     def _closing_at_fault(self) -> Iterator[None]:
-        """Close after any fault: messages without an answer would be counted for the next batch.
-
-        Raises:
-            TransientError: the broker closed the channel for a message, which may be one of several batches.
-
-        """
+        """Close after any fault: messages without an answer would be counted for the next batch."""
         try:
             yield
         except BaseException as err:
@@ -214,12 +193,7 @@ class RabbitmqSink(PipelinedTarget):
         return self._connection
 
     def _name_failed(self, attempt: _Attempt, connection: AmqpConnection) -> None:
-        """Say which messages no queue took, and which the broker refused.
-
-        Raises:
-            HandlerError: the broker does not say which messages it returned.
-
-        """
+        """Say which messages no queue took, and which the broker refused."""
         if connection.returned:
             places = {message.pair: (each, message.checkpoint) for each in self._begun for message in each.messages}
             for returned in connection.returned:

@@ -69,11 +69,7 @@ class RabbitmqStreamSink(PipelinedTarget):
     awaits_confirms = True
 
     def __init__(self, target: RabbitmqStreamTarget, directory: Path, config: ProcessorConfig, pod: str) -> None:
-        """Keep the settings; nothing is opened.
-
-        `directory` is the mounted Secret of `target.connection`; `pod` is named in application properties, so that a
-        receiver can tell whose a duplicate was.
-        """
+        """Keep the settings; `directory` is the mounted Secret of `target.connection`. Nothing is opened."""
         self._stream = target.stream
         self._directory = directory
         self._timeout = config.delivery.timeout.total_seconds()
@@ -113,12 +109,7 @@ class RabbitmqStreamSink(PipelinedTarget):
 
     @override
     def begin(self, batch: Batch, epoch: int) -> None:
-        """Publish what the stream has not taken yet of the batch.
-
-        Raises:
-            OutboxError: the broker does not take it.
-
-        """
+        """Publish what the stream has not taken yet of the batch."""
         try:
             self._publish(batch, epoch)
         except BaseException:
@@ -132,14 +123,7 @@ class RabbitmqStreamSink(PipelinedTarget):
 
     @override
     def deliver(self, batch: Batch, epoch: int) -> int:
-        """Publish the batch, unless that was begun, and await every confirm.
-
-        Raises:
-            MessagesFailedError: the stream has all messages of the batch but those named.
-            HandlerError: the only message of the batch failed.
-            OutboxError: the broker did not confirm all of the batch.
-
-        """
+        """Publish the batch, unless that was begun, and await every confirm."""
         try:
             if not self.is_under_way(batch):
                 self._publish(batch, epoch)

@@ -13,12 +13,7 @@ if TYPE_CHECKING:
 
 
 def read_files(directory: Path, *names: str, target: str) -> dict[str, str | None]:
-    """Read these files, without space around their text; None: it is not there, or empty.
-
-    Raises:
-        ConfigurationError: the folder is missing, or a file of it cannot be read.
-
-    """
+    """Read these files, without space around their text; None: it is not there, or empty."""
     if not directory.is_dir():
         raise invalid_secret(f"there is no folder {directory}; name one that holds the files of a connection", target)
     return {name: _read(directory / name, target) for name in names}
@@ -34,12 +29,7 @@ def _read(path: Path, target: str) -> str | None:
 
 
 def build_tls(authority: str | None, target: str) -> ssl.SSLContext:
-    """Build TLS settings that trust this authority alone; None: those that the system trusts.
-
-    Raises:
-        ConfigurationError: it is no certificate.
-
-    """
+    """Build TLS settings that trust this authority alone; None: those that the system trusts."""
     try:
         return ssl.create_default_context(cadata=authority)
     except (ssl.SSLError, ValueError) as err:

@@ -25,9 +25,6 @@ def fill_template(template: str, message: Message, *, field: str, without_key: s
         field: of the resource, for the error.
         without_key: what stands for a partition key that is null; None: it is refused.
 
-    Raises:
-        HandlerError: a value is null.
-
     """
     row = {"messageType": message.message_type, "publicationId": message.publication_id}
     row["partitionKey"] = without_key if message.partition_key is None else message.partition_key
@@ -47,12 +44,7 @@ def build_refusal(message: Message, why: str) -> HandlerError:
 
 
 def check_key(key: PartitionKey, target: str) -> None:
-    """Look whether a message's key can be known outside the database.
-
-    Raises:
-        ConfigurationError: it is in a column that is not read.
-
-    """
+    """Look whether a message's key can be known outside the database."""
     if key.column not in (None, "partition_key"):
         where = "source.table.columns.partitionKey"
         raise ConfigurationError(f"target.{target} sees the key in a column only where {where} names it: do that")

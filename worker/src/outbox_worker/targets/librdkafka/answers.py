@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import KafkaError
 
 from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason
 from outbox_worker.targets.librdkafka.settings import LARGEST_MESSAGE
+
+if TYPE_CHECKING:
+    from outbox_worker.targets.librdkafka.settings import BrokerSettings
 
 _REFUSED: Final = {
     KafkaError.MSG_SIZE_TOO_LARGE: "it is too large; raise `max.message.bytes` of the topic, or make it smaller "
@@ -103,10 +106,9 @@ def build_refusal(error: KafkaError, topic: str, place: object) -> HandlerError:
 
 def classify_error(
     error: KafkaError,
-    servers: str,
+    settings: BrokerSettings,
     *,
     topic: str = "",
-    user: str | None = None,
     operation: str = "Write",
     transaction: str = "",
 ) -> OutboxError:
@@ -114,74 +116,55 @@ def classify_error(
 
     Args:
         error: of the brokers or of librdkafka.
-        servers: the brokers.
+        settings: which brokers, and who is logged in.
         topic: about which it is, if it is about one.
-        user: who is logged in.
         operation: what was to be done with the topic.
         transaction: the transactional id, where there is one.
 
     """
-    code, said = error.code(), f"{error.name()}: {error.str()}"
-    where, classes = f"Kafka at {servers}", (error.name(),)
+    code, said, user = error.code(), f"{error.name()}: {error.str()}", settings.username
+    kind: type[TransientError | ConfigurationError] = TransientError
+    reason = Reason.TARGET_UNAVAILABLE
     if code in _LOGINS:
+        reason = Reason.AUTHENTICATION_FAILED
         who = f"the login of user {user}" if user else "a connection without a login"
-        return TransientError(
-            f"{where} refuses {who} ({said}); correct `username`, `password` and `saslMechanism` in the target's "
-            "Secret; it is tried again",
-            reason=Reason.AUTHENTICATION_FAILED,
-            classes=classes,
+        what = (
+            f" refuses {who} ({said}); correct `username`, `password` and `saslMechanism` in the target's Secret; "
+            "it is tried again"
         )
-    if (found := _classify_transaction(error, where, user, transaction)) is not None:
-        return found
-    if code in _FORBIDDEN:
-        who, what = f"user {user}" if user else "a client without a login", f" topic {topic}" if topic else ""
-        return ConfigurationError(
-            f"{where} does not let {who} {operation.lower()}{_PREPOSITIONS.get(operation, '')}{what or ' a topic'} "
-            f"({said}); allow it the operation {operation} on the topic{_IDEMPOTENT.get(operation, '')}",
-            reason=Reason.PERMISSION_DENIED,
-            classes=classes,
+    elif code in _FENCED:
+        what = (
+            f": another producer took over this one's transactional id ({said}); the lease is looked at, and it is "
+            "tried again"
         )
-    if code in _TOPIC_MISSING:
-        return TransientError(
-            f"{where} has no topic {topic} ({said}); create the topic, or correct target.kafka.topic; it is tried "
-            "again until it is there",
-            reason=Reason.MESSAGE_UNROUTABLE,
-            classes=classes,
+    elif code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        kind, reason = ConfigurationError, Reason.PERMISSION_DENIED
+        what = (
+            f" does not let user {user} use the transactional id {transaction} ({said}); allow it the operations Write "
+            "and Describe on transactional ids with this prefix"
         )
-    if code == KafkaError._SSL and "certificate verify failed" in said:
-        return ConfigurationError(
-            f"{where}: its certificate is not trusted ({said}); put the right CA into `ca.crt` of the target's Secret",
-            reason=Reason.CONNECTION_SECRET_INVALID,
-            classes=classes,
+    elif code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+        kind, reason = ConfigurationError, Reason.INVALID_CONFIGURATION
+        what = (
+            f" does not allow transactions that last as long as delivery.timeout and 10 s more ({said}); lower "
+            "delivery.timeout, or raise `transaction.max.timeout.ms` of the brokers"
         )
-    return TransientError(
-        f"{where} did not take the messages ({said}); {_HINTS.get(code, '')}they are tried again",
-        reason=Reason.TARGET_UNAVAILABLE,
-        classes=classes,
-    )
-
-
-def _classify_transaction(error: KafkaError, where: str, user: str | None, transaction: str) -> OutboxError | None:
-    """Say what is wrong with the transactional id; None: it is something else."""
-    code, said, classes = error.code(), f"{error.name()}: {error.str()}", (error.name(),)
-    if code in _FENCED:
-        return TransientError(
-            f"{where}: another producer took over this one's transactional id ({said}); the lease is looked at, "
-            "and it is tried again",
-            reason=Reason.TARGET_UNAVAILABLE,
-            classes=classes,
+    elif code in _FORBIDDEN:
+        kind, reason = ConfigurationError, Reason.PERMISSION_DENIED
+        who, which = f"user {user}" if user else "a client without a login", f"topic {topic}" if topic else "a topic"
+        what = (
+            f" does not let {who} {operation.lower()}{_PREPOSITIONS.get(operation, '')} {which} ({said}); allow it the "
+            f"operation {operation} on the topic{_IDEMPOTENT.get(operation, '')}"
         )
-    if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-        return ConfigurationError(
-            f"{where} does not let user {user} use the transactional id {transaction} ({said}); allow it the "
-            "operations Write and Describe on transactional ids with this prefix",
-            reason=Reason.PERMISSION_DENIED,
-            classes=classes,
+    elif code in _TOPIC_MISSING:
+        reason = Reason.MESSAGE_UNROUTABLE
+        what = (
+            f" has no topic {topic} ({said}); create the topic, or correct target.kafka.topic; it is tried again until "
+            "it is there"
         )
-    if code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
-        return ConfigurationError(
-            f"{where} does not allow transactions that last as long as delivery.timeout and 10 s more ({said}); lower "
-            "delivery.timeout, or raise `transaction.max.timeout.ms` of the brokers",
-            classes=classes,
-        )
-    return None
+    elif code == KafkaError._SSL and "certificate verify failed" in said:
+        kind, reason = ConfigurationError, Reason.CONNECTION_SECRET_INVALID
+        what = f": its certificate is not trusted ({said}); put the right CA into `ca.crt` of the target's Secret"
+    else:
+        what = f" did not take the messages ({said}); {_HINTS.get(code, '')}they are tried again"
+    return kind(f"Kafka at {settings.servers}{what}", reason=reason, classes=(error.name(),))

@@ -18,10 +18,11 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec, OffsetSpec
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from outbox_core.errors import ConfigurationError, OutboxError, TransientError
+from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
 from outbox_worker.logs import get_logger
-from outbox_worker.targets.librdkafka.answers import classify_error, is_login, is_settling
+from outbox_worker.targets.librdkafka.answers import is_login, is_settling
+from outbox_worker.targets.librdkafka.producer import SLICE, Heard
 from outbox_worker.targets.librdkafka.published import Record
 
 if TYPE_CHECKING:
@@ -41,10 +42,6 @@ _SETTINGS: Final = {
 }
 _BACK: Final = 64
 """Offsets before the end where a unit's last record is looked for first; 16 times as many each time it is not there."""
-_SLICE: Final = 0.1
-"""Seconds of one wait: between two of them signals are handled."""
-_DOWN_SECONDS: Final = 3.0
-"""So long no broker at all can be reached before it is given up."""
 _log = get_logger(__name__)
 
 
@@ -58,9 +55,9 @@ class CheckpointTopic:
         """Make the clients, which connect by themselves; `client` is their name in the brokers' logs."""
         self._topic, self._settings = topic, settings
         self._is_there = False
-        self._fault: OutboxError | None = None
+        self._heard = Heard(settings, topic=topic, operation="Read")
         self.begin(deadline)
-        config: dict[str, Any] = settings.as_client(client) | {"error_cb": self._note_error, "logger": _log}
+        config: dict[str, Any] = settings.as_client(client) | {"error_cb": self._heard.note_error, "logger": _log}
         try:
             self._admin = AdminClient(config)
             self._consumer = Consumer(
@@ -76,18 +73,18 @@ class CheckpointTopic:
                 }
             )
         except KafkaException as err:
-            raise classify_error(err.args[0], settings.servers) from None
+            raise self._heard.classify(err.args[0]) from None
 
     def begin(self, deadline: float) -> None:
         """Begin with a look: a broker that was down has a moment more."""
         self.deadline = deadline
-        self._down_since: float | None = None
+        self._heard.down_since = None
         self._hidden: tuple[int, int] | None = None
 
     def close(self) -> None:
         """Give up all connections."""
         self._consumer.close()
-        del self._consumer, self._admin  # both hold this object, and their threads would outlive its last use
+        del self._consumer, self._admin  # their threads end now, also where the traceback of an error holds this object
 
     def ensure(self, count: int) -> None:
         """Look once that the topic is there, with enough partitions; after that both clients know its brokers.
@@ -108,23 +105,23 @@ class CheckpointTopic:
             self._change(lambda: self._admin.create_partitions([more])[self._topic], change, "Alter", count)
         for client in (self._consumer, self._admin):
             while self._count_partitions(client) < count:
-                time.sleep(_SLICE)
+                time.sleep(SLICE)
                 self._look()
         self._is_there = True
 
     def _count_partitions(self, client: Consumer | AdminClient) -> int:
         while True:
             try:
-                found = client.list_topics(self._topic, timeout=5 * _SLICE).topics[self._topic]
+                found = client.list_topics(self._topic, timeout=5 * SLICE).topics[self._topic]
             except KafkaException as err:
-                self._note_error(err.args[0])
-                client.poll(_SLICE)
+                self._heard.note_error(err.args[0])
+                client.poll(SLICE)
                 self._look()
                 continue
             if found.error is None:
                 return len(found.partitions)
             if not is_settling(found.error):
-                raise self._classify(found.error)
+                raise self._heard.classify(found.error)
             return 0
 
     def _change(self, ask: Callable[[], Any], what: str, operation: str, count: int) -> None:
@@ -135,7 +132,7 @@ class CheckpointTopic:
             if error.code() in (KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.INVALID_PARTITIONS):
                 return  # another process was first
             if error.retriable() or error.code() in (KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT):
-                raise self._classify(error) from None
+                raise self._heard.classify(error) from None
             raise ConfigurationError(
                 f"guarantee Transactional needs the topic {self._topic}, and Kafka at {self._settings.servers} does "
                 f"not let us {what} ({error.name()}: {error.str()}): create it with cleanup.policy=compact and at "
@@ -188,8 +185,8 @@ class CheckpointTopic:
             except KafkaException as err:
                 error: KafkaError = err.args[0]
                 if is_login(error):
-                    raise self._classify(error) from None
-                time.sleep(_SLICE)
+                    raise self._heard.classify(error) from None
+                time.sleep(SLICE)
                 self._look()
             else:
                 return offset
@@ -200,7 +197,7 @@ class CheckpointTopic:
             return
         self._consumer.assign([TopicPartition(self._topic, partition, start)])
         while True:
-            report = self._consumer.poll(_SLICE)
+            report = self._consumer.poll(SLICE)
             if report is None:
                 self._look()
                 continue
@@ -210,7 +207,7 @@ class CheckpointTopic:
                     yield report
                 offset += 1  # the next one
             elif is_login(error) or error.code() == KafkaError._AUTO_OFFSET_RESET:
-                raise self._classify(error)
+                raise self._heard.classify(error)
             elif error.code() != KafkaError._PARTITION_EOF:
                 self._look()
                 continue
@@ -225,22 +222,14 @@ class CheckpointTopic:
         """Wait for an answer in slices, so that signals are handled."""
         while True:
             with contextlib.suppress(TimeoutError):
-                return future.result(_SLICE)
+                return future.result(SLICE)
             self._admin.poll(0)
             self._look()
 
-    def _note_error(self, error: KafkaError) -> None:
-        if is_login(error):
-            self._fault = self._classify(error)
-        elif error.code() == KafkaError._ALL_BROKERS_DOWN:
-            self._down_since = self._down_since or time.monotonic()
-
     def _look(self) -> None:
-        if self._fault is not None:
-            raise self._fault
-        now = time.monotonic()
-        is_down = self._down_since is not None and now - self._down_since > _DOWN_SECONDS
-        if is_down or now > self.deadline:
+        if self._heard.fault is not None:
+            raise self._heard.fault
+        if (is_down := self._heard.is_down) or time.monotonic() > self.deadline:
             what = "cannot be reached" if is_down else "did not answer within delivery.timeout"
             if self._hidden is not None and not is_down:
                 partition, offset = self._hidden
@@ -253,8 +242,3 @@ class CheckpointTopic:
                 f"{self._topic}); it is tried again until it answers",
                 reason=Reason.TARGET_UNAVAILABLE,
             )
-
-    def _classify(self, error: KafkaError) -> OutboxError:
-        return classify_error(
-            error, self._settings.servers, topic=self._topic, user=self._settings.username, operation="Read"
-        )

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
     Answer = Callable[[KafkaError | None, Report], None]
     """Called with why a message was not taken; None, where that is called at all, says that it was."""
 
-_SLICE: Final = 0.1
+SLICE: Final = 0.1
 """Seconds of one wait: between two of them signals are handled."""
 _MOST_TOPICS: Final = 1000
 """A producer remembers each topic that it ever sent to; beyond so many, another one is made for the next batch."""
 _DOWN_SECONDS: Final = 3.0
-"""So long no broker at all can be reached before a batch is given up."""
+"""So long no broker at all can be reached before they are given up."""
 _TOPIC_SECONDS: Final = 2.0
 """So long a topic may be missing: the brokers may be making it."""
 _MOMENT: Final = 0.001
@@ -42,11 +43,12 @@ _PURGE_SECONDS: Final = 1.0
 _log = get_logger(__name__)
 
 
-class _Heard:
-    """What librdkafka said. It does not know the producer, which would otherwise outlive its last use."""
+class Heard:
+    """What librdkafka said to a client. It does not know the client, which would otherwise outlive its last use."""
 
-    def __init__(self, settings: BrokerSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: BrokerSettings, *, topic: str = "", operation: str = "Write") -> None:
+        """Hear nothing yet; `topic` and `operation` are what the client is for."""
+        self.classify = partial(classify_error, settings=settings, topic=topic, operation=operation)
         self.fault: OutboxError | None = None
         self.fatal: KafkaError | None = None
         self.down_since: float | None = None
@@ -55,19 +57,26 @@ class _Heard:
         """Errors and lines of the log: until they are told they count as what waits."""
 
     def log(self, level: int, line: str, *values: object) -> None:
+        """Hear a line of its log."""
         self.told += 1
         _log.log(level, line, *values)
 
     def note_error(self, error: KafkaError) -> None:
+        """Hear of an error that is no message's."""
         self.told += 1
         if error.fatal():
             self.fatal = self.fatal or error
         elif is_login(error):
-            self.fault = classify_error(error, self._settings.servers, user=self._settings.username)
+            self.fault = self.classify(error)
         elif error.code() == KafkaError._ALL_BROKERS_DOWN:
             self.down_since = self.down_since or time.monotonic()
         else:
             self.last = error.str()
+
+    @property
+    def is_down(self) -> bool:
+        """No broker at all can be reached, for so long that they are given up."""
+        return self.down_since is not None and time.monotonic() - self.down_since > _DOWN_SECONDS
 
 
 class KafkaProducer:
@@ -86,14 +95,14 @@ class KafkaProducer:
 
         """
         self.settings = settings
-        self._heard = _Heard(settings)
+        self._heard = Heard(settings)
         self.topics: set[str] = set()
         """Those that it knows, until its end."""
         config = settings.as_producer(client) | dict(more or {})
         try:
             self._producer = Producer(config, logger=self._heard, error_cb=self._heard.note_error)
         except KafkaException as err:
-            raise classify_error(err.args[0], settings.servers) from None  # its text may name settings, never values
+            raise self._heard.classify(err.args[0]) from None  # its text may name settings, never values
 
     @property
     def waiting(self) -> int:
@@ -121,18 +130,13 @@ class KafkaProducer:
             self._heard.down_since = time.monotonic()
 
     def find_topic(self, topic: str, deadline: float) -> None:
-        """Have the partitions of a topic known before anything is sent to it: else a round would not be one request.
-
-        Raises:
-            OutboxError: it is not there, or nothing answers.
-
-        """
+        """Have the partitions of a topic known before anything is sent to it: else a round would not be one request."""
         until = time.monotonic() + _TOPIC_SECONDS
         while self._heard.fatal is None:
             try:
-                error = self._producer.list_topics(topic, timeout=5 * _SLICE).topics[topic].error
+                error = self._producer.list_topics(topic, timeout=5 * SLICE).topics[topic].error
             except KafkaException as err:
-                self._hear(self._producer.poll, _SLICE)
+                self._hear(self._producer.poll, SLICE)
                 self._heard.last = self._heard.last or err.args[0].str()
                 self._look(deadline)
                 continue
@@ -140,8 +144,8 @@ class KafkaProducer:
                 self.topics.add(topic)
                 return
             if not is_settling(error) or time.monotonic() > until:
-                raise classify_error(error, self.settings.servers, topic=topic, user=self.settings.username)
-            self._hear(self._producer.poll, _SLICE)
+                raise classify_error(error, self.settings, topic=topic)
+            self._hear(self._producer.poll, SLICE)
             self._look(deadline)
 
     def send(self, record: Record, answer: Answer, deadline: float) -> bool:
@@ -163,7 +167,7 @@ class KafkaProducer:
             try:
                 self._producer.produce(topic, value, key, -1, answer, None, 0, headers)
             except BufferError:
-                self._hear(self._producer.flush, _SLICE)  # what is in the queue would linger
+                self._hear(self._producer.flush, SLICE)  # what is in the queue would linger
                 self._look(deadline)
             except KafkaException as err:
                 if err.args[0].code() == KafkaError._FATAL:
@@ -198,7 +202,7 @@ class KafkaProducer:
         del is_refused
         while before := self.waiting:
             told = self._heard.told
-            self._hear(self._producer.flush, _SLICE)  # sends at once, without lingering
+            self._hear(self._producer.flush, SLICE)  # sends at once, without lingering
             if left := self.waiting:
                 if left + self._heard.told - told < before:  # a message was answered
                     self._heard.down_since = None
@@ -211,7 +215,7 @@ class KafkaProducer:
         self._producer.purge()
         until = time.monotonic() + _PURGE_SECONDS
         while self.waiting and time.monotonic() < until:
-            self._hear(self._producer.poll, _SLICE)
+            self._hear(self._producer.poll, SLICE)
         return not self.waiting
 
     def _hear(self, wait: Callable[[float], int], seconds: float) -> None:
@@ -221,13 +225,13 @@ class KafkaProducer:
             self._heard.note_error(err.args[0])
 
     def _look(self, deadline: float) -> None:
-        heard, now = self._heard, time.monotonic()
+        heard = self._heard
         if heard.fault is not None:
             raise heard.fault
         last = f" ({heard.last})" if heard.last else ""
-        if heard.down_since is not None and now - heard.down_since > _DOWN_SECONDS:
+        if heard.is_down:
             raise self._unavailable(f"cannot be reached{last}")
-        if now > deadline:
+        if time.monotonic() > deadline:
             raise self._unavailable(f"did not confirm all messages within delivery.timeout{last}")
 
     def _unavailable(self, what: str) -> TransientError:

@@ -84,12 +84,7 @@ class Record:
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """Read it.
-
-        Raises:
-            ValueError: it is not of this version.
-
-        """
+        """Read it."""
         found = json.loads(value)
         if not isinstance(found, dict) or found.get("version") != _VERSION:
             msg = "it is not a record of this version of the worker"
@@ -175,11 +170,6 @@ def name_of(message: Message) -> str:
 
 
 def parse_place(name: str) -> Checkpoint:
-    """Read the place of a named message.
-
-    Raises:
-        ValueError: it is no name.
-
-    """
+    """Read the place of a named message."""
     transaction_id, position, _ = name.split(":")
     return Checkpoint(int(transaction_id), int(position))

@@ -88,6 +88,8 @@ class Round:
         given: messages that were handed over; the others failed by themselves.
         others: places of those that were not taken.
         refused: those of them that may be to blame themselves.
+        again: messages to try again, in parts that are to be sent one after the other. Without a refusal, in a
+            transaction: the client gave them up because of an earlier refusal.
         fault: what no message is to blame for, the first of it.
 
     """
@@ -99,6 +101,7 @@ class Round:
     given: list[Message] = field(default_factory=list)
     others: set[Checkpoint] = field(default_factory=set)
     refused: list[Refused] = field(default_factory=list)
+    again: list[list[Message]] = field(default_factory=list)
     fault: OutboxError | None = None
 
     def note(self, message: Message, topic: str, error: KafkaError | None, report: Report) -> None:
@@ -114,28 +117,11 @@ class Round:
 
     def note_fault(self, error: KafkaError, topic: str) -> None:
         """Hear of what no message is to blame for."""
-        found = classify_error(error, self.settings.servers, topic=topic, user=self.settings.username)
-        self.fault = self.fault or found
+        self.fault = self.fault or classify_error(error, self.settings, topic=topic)
 
     def find_taken(self) -> list[Message]:
         """Return the messages that were taken, once all were answered."""
         return [each for each in self.given if each.checkpoint not in self.others] if self.others else self.given
-
-
-class Sent(NamedTuple):
-    """What came of a round.
-
-    Attributes:
-        tried: messages of the part that were tried, from its beginning.
-        refused: the brokers refused some of them.
-        again: those that are to be tried again, in parts that are to be sent one after the other. Without a refusal, in
-            a transaction: the client gave them up because of an earlier refusal.
-
-    """
-
-    tried: int
-    refused: bool
-    again: list[list[Message]]
 
 
 class Rounds:
@@ -147,22 +133,41 @@ class Rounds:
         self.key = config.delivery.message_key or PartitionKey()
         self._records = RecordBuilder(topic, self.key, processor_id=config.processor_id, pod=pod)
 
-    def send(self, attempt: Attempt, part: list[Message], producer: KafkaProducer) -> Sent:
-        """Send the first messages of a part, as many as make a round, and await the answers.
-
-        Raises:
-            OutboxError: no message is to blame.
-
-        """
-        return self.finish(attempt, self.begin(attempt, part, producer), producer)
+    def send(self, attempt: Attempt, part: list[Message], producer: KafkaProducer) -> Round:
+        """Send the first messages of a part, as many as make a round, and await the answers."""
+        sent = self.begin(attempt, part, producer)
+        self.finish(attempt, sent, producer)
+        return sent
 
     def begin(self, attempt: Attempt, part: list[Message], producer: KafkaProducer) -> Round:
         """Hand over the first messages of a part, as many as make a round; where that fails, `finish` says why."""
         begun = Round(producer.settings, part, len(attempt.taken) + len(attempt.failed))
-        self._hand_over(attempt, begun, producer)
+        size = 0
+        epoch, deadline = attempt.epoch, attempt.deadline
+        for message in part:
+            topic = ""
+            try:
+                if attempt.blocked:
+                    self._look_for_blocked(message, attempt)
+                record = self._records.build(message, epoch)
+                topic = record.topic
+                if size and size + record.size > ROUND_BYTES:
+                    break
+                if topic not in producer.topics:
+                    producer.find_topic(topic, deadline)
+                if not producer.send(record, partial(begun.note, message, topic), deadline):
+                    break
+                begun.given.append(message)
+                size += record.size
+            except (KafkaException, OutboxError) as err:
+                if not self._is_its_own(err, message, topic, attempt, begun):
+                    break
+            begun.tried += 1
+            if size >= ROUND_BYTES or begun.tried >= ROUND_MESSAGES:
+                break
         return begun
 
-    def finish(self, attempt: Attempt, begun: Round, producer: KafkaProducer) -> Sent:
+    def finish(self, attempt: Attempt, begun: Round, producer: KafkaProducer) -> None:
         """Await the answers to a round that was begun.
 
         Raises:
@@ -185,7 +190,7 @@ class Rounds:
         for each in find_blamed(begun.refused):
             self._fail(attempt, each.message, build_refusal(each.error, each.topic, each.message.checkpoint))
         if len(attempt.taken) + len(attempt.failed) - begun.before == begun.tried:
-            return Sent(begun.tried, bool(begun.refused), [])
+            return
         done = {message.checkpoint for message in attempt.taken} | set(attempt.failed)
         left = [message for message in begun.part[: begun.tried] if message.checkpoint not in done]
         if left and not begun.refused and not producer.in_transaction:
@@ -193,34 +198,7 @@ class Rounds:
                 "the Kafka client gave messages up and does not say why; they are tried again with another producer",
                 reason=Reason.TARGET_UNAVAILABLE,
             )
-        half = (len(left) + 1) // 2
-        return Sent(begun.tried, bool(begun.refused), [left[:half], left[half:]])
-
-    def _hand_over(self, attempt: Attempt, begun: Round, producer: KafkaProducer) -> None:
-        """Give the producer the messages of a round."""
-        size = 0
-        epoch, deadline = attempt.epoch, attempt.deadline
-        for message in begun.part:
-            topic = ""
-            try:
-                if attempt.blocked:
-                    self._look_for_blocked(message, attempt)
-                record = self._records.build(message, epoch)
-                topic = record.topic
-                if size and size + record.size > ROUND_BYTES:
-                    break
-                if topic not in producer.topics:
-                    producer.find_topic(topic, deadline)
-                if not producer.send(record, partial(begun.note, message, topic), deadline):
-                    break
-                begun.given.append(message)
-                size += record.size
-            except (KafkaException, OutboxError) as err:
-                if not self._is_its_own(err, message, topic, attempt, begun):
-                    break
-            begun.tried += 1
-            if size >= ROUND_BYTES or begun.tried >= ROUND_MESSAGES:
-                break
+        begun.again = halves(left)
 
     def _is_its_own(
         self, error: KafkaException | OutboxError, message: Message, topic: str, attempt: Attempt, begun: Round
@@ -251,12 +229,7 @@ class Rounds:
         return key_of(message, self.key)
 
     def _look_for_blocked(self, message: Message, attempt: Attempt) -> None:
-        """Look whether a message waits behind one of its key that failed.
-
-        Raises:
-            HandlerError: it does.
-
-        """
+        """Refuse a message that waits behind one of its key that failed."""
         if attempt.is_blocked(self._blocked_by(message), message):
             raise HandlerError(
                 "not published: it waits behind one of its key that failed", reason=Reason.MESSAGE_REJECTED
@@ -268,3 +241,9 @@ def find_blamed(refused: Iterable[Refused]) -> list[Refused]:
     refused = list(refused)
     together = Counter((each.topic, each.partition) for each in refused)
     return [each for each in refused if together[each.topic, each.partition] == 1]
+
+
+def halves(messages: list[Message]) -> list[list[Message]]:
+    """Divide messages in two, in their order."""
+    half = (len(messages) + 1) // 2
+    return [messages[:half], messages[half:]]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_worker.targets.secret_files import build_tls, invalid_secret, read_files
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from outbox_core.errors import ConfigurationError
 
 LARGEST_MESSAGE: Final = 32 * 1024 * 1024
 """Bytes of the largest message that is sent at all. Brokers take 1 MiB where nothing else is set."""
@@ -22,6 +21,7 @@ _QUEUE_KIBIBYTES: Final = 64 * 1024
 """Above the largest message: one that fits into no queue would wait without end."""
 _KEYS: Final = ("bootstrapServers", "username", "password", "saslMechanism", "tls", "ca.crt")
 _MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_invalid: Final = partial(invalid_secret, target="kafka")
 _SERVER: Final = r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}"
 
 
@@ -82,12 +82,7 @@ _PRODUCER: Final[dict[str, Any]] = {
 
 
 def read_broker_settings(directory: Path) -> BrokerSettings:
-    """Read the keys of the target's Secret.
-
-    Raises:
-        ConfigurationError: the Secret is missing or has not what is needed.
-
-    """
+    """Read the keys of the target's Secret."""
     values = read_files(directory, *_KEYS, target="kafka")
     servers = re.sub(r"\s+", "", values["bootstrapServers"] or "")
     if not all(re.fullmatch(_SERVER, each) for each in servers.split(",")):
@@ -108,7 +103,3 @@ def read_broker_settings(directory: Path) -> BrokerSettings:
         build_tls(authority, "kafka")
     tls = authority is not None or values["tls"] == "true"
     return BrokerSettings(servers, tls, username, password, mechanism, authority)
-
-
-def _invalid(what: str) -> ConfigurationError:
-    return invalid_secret(what, "kafka")

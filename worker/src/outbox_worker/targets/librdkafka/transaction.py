@@ -11,7 +11,7 @@ from typing_extensions import override
 from outbox_core.errors import ConfigurationError, OutboxError, TransientError
 from outbox_core.report import Reason
 from outbox_worker.targets.librdkafka.answers import classify_error
-from outbox_worker.targets.librdkafka.producer import KafkaProducer
+from outbox_worker.targets.librdkafka.producer import SLICE, KafkaProducer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,12 +21,10 @@ if TYPE_CHECKING:
 
     from outbox_worker.targets.librdkafka.settings import BrokerSettings
 
-_WAIT: Final = 0.1
-"""Seconds of one wait: between two of them signals are handled."""
-_SLICE: Final = 0.01
-"""The same while answers are awaited: once the client sends nothing more, nothing but the end of a wait tells."""
+_ANSWER_SLICE: Final = 0.01
+"""Seconds of one wait for answers: once the client sends nothing more, nothing but the end of a wait tells."""
 _FIRST_WAIT: Final = 0.01
-"""The same, at first, while former producers are shut out."""
+"""Seconds of the first wait while former producers are shut out."""
 _MARGIN: Final = 10.0
 """Seconds beyond delivery.timeout: the brokers do not end a transaction that is still worked on."""
 _LONGEST: Final = 900.0
@@ -87,26 +85,16 @@ class TransactionalProducer(KafkaProducer):
         if is_done:
             self.shut_out_after = lasted
             return 0.0
-        return min(max(_FIRST_WAIT, lasted / 8), _WAIT)
+        return min(max(_FIRST_WAIT, lasted / 8), SLICE)
 
     def shut_out(self, deadline: float) -> None:
-        """Wait until it is done.
-
-        Raises:
-            OutboxError: the brokers do not answer, or do not allow it.
-
-        """
+        """Wait until it is done."""
         seconds = self.try_shut_out(deadline)
         while seconds:
             seconds = self.try_shut_out(deadline, seconds)
 
     def begin_transaction(self, deadline: float) -> None:
-        """Begin a transaction.
-
-        Raises:
-            OutboxError: this producer can send nothing more, or the time is over.
-
-        """
+        """Begin a transaction."""
         self.begin()
         self._look(deadline)
         try:
@@ -119,7 +107,7 @@ class TransactionalProducer(KafkaProducer):
     def await_answers(self, deadline: float, is_refused: Callable[[], bool]) -> bool:
         """Wait for the answers, but for no longer than until the transaction can only be taken back."""
         while self.waiting and not is_refused():
-            self._hear(self._producer.flush, _SLICE)
+            self._hear(self._producer.flush, _ANSWER_SLICE)
             if self.waiting:
                 if self._must_abort():
                     return False
@@ -138,12 +126,7 @@ class TransactionalProducer(KafkaProducer):
         return False
 
     def abort(self, deadline: float) -> None:
-        """Take back all that was sent since `begin_transaction`.
-
-        Raises:
-            OutboxError: the brokers do not answer.
-
-        """
+        """Take back all that was sent since `begin_transaction`."""
         if self._is_open:
             self._await(self._producer.abort_transaction, deadline)
             self._is_open = False
@@ -183,10 +166,10 @@ class TransactionalProducer(KafkaProducer):
                 f"the record about a batch is too large for topic {topic} ({error.name()}): raise its "
                 "`max.message.bytes`, or lower delivery.batchSize"
             )
-        return classify_error(error, self.settings.servers, topic=topic, user=self.settings.username)
+        return classify_error(error, self.settings, topic=topic)
 
     def _await(self, act: Callable[[float], None], deadline: float) -> None:
-        while not self._try(act, _WAIT, deadline):
+        while not self._try(act, SLICE, deadline):
             pass
 
     def _try(self, act: Callable[[float], None], seconds: float, deadline: float) -> bool:
@@ -205,8 +188,7 @@ class TransactionalProducer(KafkaProducer):
     def _classify(self, error: KafkaError) -> OutboxError:
         if error.fatal():
             self._heard.note_error(error)
-        found = classify_error(error, self.settings.servers, user=self.settings.username, transaction=self.name)
-        return self._heard.fault or found
+        return self._heard.fault or classify_error(error, self.settings, transaction=self.name)
 
     @override
     def close(self) -> None:

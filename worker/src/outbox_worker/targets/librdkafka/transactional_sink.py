@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from outbox_core.errors import MessagesFailedError, TransientError
+from outbox_core.errors import TransientError
 from outbox_core.ports import OutsideTransaction
+from outbox_core.processor.taken import name_failed
 from outbox_core.report import Reason
 from outbox_core.spec import Blocks
 from outbox_worker.logs import get_logger
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.librdkafka.checkpoint_topic import CheckpointTopic
 from outbox_worker.targets.librdkafka.published import MOST_HELD, Published, Record, Unit, name_of
-from outbox_worker.targets.librdkafka.rounds import Attempt, Rounds
+from outbox_worker.targets.librdkafka.rounds import Attempt, Rounds, halves
 from outbox_worker.targets.librdkafka.settings import read_broker_settings
 from outbox_worker.targets.librdkafka.transaction import TransactionalProducer
 from outbox_worker.targets.templates import check_key
@@ -121,12 +122,7 @@ class TransactionalKafkaSink(OutsideTransaction):
 
     @override
     def shut_out(self, database: str, partition: int, epoch: int) -> float:
-        """Let a producer begin, or go on, to shut out the former ones of a unit.
-
-        Raises:
-            OutboxError: the brokers do not answer in time, or do not allow it.
-
-        """
+        """Let a producer begin, or go on, to shut out the former ones of a unit."""
         successor = self._succeed(database, partition, epoch)
         try:
             return successor.producer.try_shut_out(successor.deadline)
@@ -157,12 +153,7 @@ class TransactionalKafkaSink(OutsideTransaction):
 
     @override
     def begin_owner(self, start: OwnerStart) -> None:
-        """Shut former owners out, and write down that this one has begun, with what is published and not stored.
-
-        Raises:
-            OutboxError: the brokers do not answer, do not allow it, or a later owner has begun.
-
-        """
+        """Shut former owners out, and write down that this one has begun, with what is published and not stored."""
         deadline = time.monotonic() + self._timeout * _BEGINNING_SHARE
         producer = self._succeed(start.database, start.partition, start.epoch).producer
         del self._successors[start.partition]
@@ -192,12 +183,7 @@ class TransactionalKafkaSink(OutsideTransaction):
             self._commit(start, publisher, linked, published, deadline)
 
     def _refuse_later(self, start: OwnerStart, epoch: int) -> None:
-        """Refuse to begin after a later owner, unless the lease was looked at since it was seen: epochs only rise.
-
-        Raises:
-            TransientError: look at the lease first.
-
-        """
+        """Refuse to begin after a later owner, unless the lease was looked at since it was seen: epochs only rise."""
         seen = (start.epoch, epoch)
         if self._ahead.get(start.partition) != seen:
             self._ahead[start.partition] = seen
@@ -251,12 +237,7 @@ class TransactionalKafkaSink(OutsideTransaction):
         return Unit(start.database, self._processor_id, start.partition)
 
     def _publisher(self, partition: int, epoch: int, deadline: float) -> tuple[OwnerStart, _Publisher]:
-        """Return the unit's producer, or another one where that ended.
-
-        Raises:
-            OutboxError: it cannot be made, or a later owner has begun.
-
-        """
+        """Return the unit's producer, or another one where that ended."""
         start = self._starts.get(partition)
         if start is None or start.epoch != epoch:
             raise TransientError(
@@ -276,14 +257,7 @@ class TransactionalKafkaSink(OutsideTransaction):
 
     @override
     def deliver(self, batch: Batch, epoch: int) -> int:
-        """Publish what is not published yet of the batch, in one transaction.
-
-        Raises:
-            MessagesFailedError: all messages of the batch are published but those named.
-            HandlerError: the only message of the batch failed.
-            OutboxError: nothing is published, or that is not known.
-
-        """
+        """Publish what is not published yet of the batch, in one transaction."""
         deadline = time.monotonic() + self._timeout
         attempt: Attempt | None = None
         try:
@@ -304,10 +278,7 @@ class TransactionalKafkaSink(OutsideTransaction):
         if not (batch.held or (attempt.failed and self._stops)):
             self._note_handled(batch, publisher.published)
         if attempt.failed:
-            named = {
-                each.checkpoint: attempt.failed[each.checkpoint] for each in batch if each.checkpoint in attempt.failed
-            }
-            raise MessagesFailedError(named) if len(batch) > 1 else next(iter(named.values()))
+            raise name_failed(batch, attempt.failed)
         return len(batch)
 
     def _note_handled(self, batch: Batch, published: Published) -> None:
@@ -378,7 +349,7 @@ class TransactionalKafkaSink(OutsideTransaction):
     def _search(self, producer: TransactionalProducer, attempt: Attempt, refused: list[Message]) -> list[list[Message]]:
         """Find the messages of a part that the brokers refuse; return the others in pieces that they take."""
         good: list[list[Message]] = []
-        waiting = _halves(_without_failed(refused, attempt))
+        waiting = halves(_without_failed(refused, attempt))
         while waiting:
             part = _without_failed(waiting.pop(0), attempt)
             if not part:
@@ -390,7 +361,7 @@ class TransactionalKafkaSink(OutsideTransaction):
             tried = part[: sent.tried]
             waiting.insert(0, part[sent.tried :])
             if sent.refused:
-                waiting[:0] = _halves(_without_failed(tried, attempt))
+                waiting[:0] = halves(_without_failed(tried, attempt))
             elif sent.again:
                 waiting.insert(0, tried)
             else:
@@ -415,8 +386,3 @@ def _later_owner(later: int, epoch: int) -> TransientError:
 
 def _without_failed(messages: list[Message], attempt: Attempt) -> list[Message]:
     return [each for each in messages if each.checkpoint not in attempt.failed] if attempt.failed else messages
-
-
-def _halves(messages: list[Message]) -> list[list[Message]]:
-    half = (len(messages) + 1) // 2
-    return [messages[:half], messages[half:]]
