@@ -93,7 +93,7 @@ BROKER: Final = (
     fault(
         "what the broker returns is ignored",
         f"{WORKER}/targets/amqp/connection.py",
-        '        self.returned.append(Returned(reply, method.exchange, method.routing_key or "", headers))\n',
+        '        self.returned.append(Returned(reply, method.exchange, method.routing_key or "", place))\n',
         "",
         "tests/integration/worker/targets/test_rabbitmq.py::test_a_message_that_no_queue_takes_names_exchange_and_key",
     ),

@@ -67,24 +67,19 @@ class HealthServer:
 
     def close(self) -> None:
         """Answer nothing more."""
-        with contextlib.suppress(OSError):
-            self._server.socket.shutdown(
-                socket.SHUT_RDWR
-            )  # wakes the thread; where it does not, the look is waited for
+        with contextlib.suppress(OSError):  # it wakes the thread; where it does not, the look is waited for
+            self._server.socket.shutdown(socket.SHUT_RDWR)
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=2.0)
 
-    def answer(self, question: Question) -> tuple[HTTPStatus, str, bytes]:
-        """Answer clients that may ask."""
+    def answer(self, question: Question) -> tuple[HTTPStatus, str, bytes, str | None]:
+        """Answer clients that may ask, with a signature where the question has one."""
         if not self._access.admits(question):
             text = b"only the operator may ask here; /metrics takes a bearer token too (worker/README.md)\n"
-            return HTTPStatus.UNAUTHORIZED, "text/plain", text
-        return self.get(question.path) if question.method == "GET" else self.post(question.path, question.body)
-
-    def sign(self, question: Question, answer: bytes) -> str | None:
-        """Sign the answer to a signed question."""
-        return self._access.sign(question, answer)
+            return HTTPStatus.UNAUTHORIZED, "text/plain", text, None
+        found = self.get(question.path) if question.method == "GET" else self.post(question.path, question.body)
+        return *found, self._access.sign(question, found[2])
 
     def get(self, path: str) -> tuple[HTTPStatus, str, bytes]:
         """Answer a GET: status, content type, body."""
@@ -103,7 +98,10 @@ class HealthServer:
                 text = f"[{text}]" if self._statuses[0].is_shared else text
                 return HTTPStatus.OK, "application/json", text.encode()
             case "/metrics":
-                return HTTPStatus.OK, "text/plain; version=0.0.4", _render_metrics(self._statuses)
+                # Only the first scrape pays for Prometheus' client, and a process that is never asked does not.
+                from outbox_worker.observe.telemetry import render
+
+                return HTTPStatus.OK, "text/plain; version=0.0.4", render(self._statuses)
             case _:
                 return HTTPStatus.NOT_FOUND, "text/plain", b"/livez /readyz /metrics /status, POST /intent\n"
 
@@ -155,8 +153,7 @@ class HealthServer:
                     signature=self.headers.get(SIGNATURE_HEADER, ""),
                     token=token.strip() if scheme.lower() == "bearer" else "",
                 )
-                status, content_type, text = health.answer(question)
-                self._send(status, content_type, text, health.sign(question, text))
+                self._send(*health.answer(question))
 
             def _send(self, status: HTTPStatus, content_type: str, body: bytes, signature: str | None = None) -> None:
                 self.send_response(status)
@@ -174,13 +171,6 @@ class HealthServer:
                 """Probes are not news."""
 
         return Handler
-
-
-def _render_metrics(statuses: Sequence[ProcessStatus]) -> bytes:
-    # Only the first scrape pays for Prometheus' client, and a process that is never asked does not.
-    from outbox_worker.observe.telemetry import render
-
-    return render(statuses)
 
 
 class _Server(ThreadingHTTPServer):

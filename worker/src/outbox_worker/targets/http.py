@@ -195,7 +195,10 @@ class HttpSink(OutsideTransaction):
             answer, content = self._ask(attempt, connection, headers, body)
         except (OSError, HTTPException, ValueError, OverflowError) as err:  # the last two: of a host, a port
             why = getattr(err, "verify_message", "") or str(err) or type(err).__name__
-            raise self._unavailable(f"did not answer ({_shorten(why, token)})") from err
+            raise TransientError(
+                f"{self._where} did not answer ({_shorten(why, token)}); it is tried again",
+                reason=Reason.TARGET_UNAVAILABLE,
+            ) from err
         said = _shorten(content.decode(errors="replace"), token)
         asked = parse_retry_after(answer.getheader("Retry-After", ""), datetime.now(UTC))
         if error := classify_answer(answer.status, asked, f"{self._where} answered {answer.status} {said}".rstrip()):
@@ -242,9 +245,6 @@ class HttpSink(OutsideTransaction):
         if unsent and answer.status < 400:
             raise unsent
         return answer, content
-
-    def _unavailable(self, what: str) -> TransientError:
-        return TransientError(f"{self._where} {what}; it is tried again", reason=Reason.TARGET_UNAVAILABLE)
 
 
 def _shorten(text: str, token: str | None) -> str:

@@ -20,7 +20,7 @@ from outbox_core.processor.taken import TakenMessages
 from outbox_core.report import Reason
 from outbox_worker.targets.amqp.broker import read_broker_address
 from outbox_worker.targets.amqp.connection import AmqpConnection
-from outbox_worker.targets.amqp.encoder import PLACE, MessageEncoder
+from outbox_worker.targets.amqp.encoder import MessageEncoder
 from outbox_worker.targets.templates import PLACEHOLDER
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class RabbitmqSink(PipelinedTarget):
         self._connection, self._begun = None, []
         if connection is None:
             return
-        returned = {_place(each) for each in connection.returned}
+        returned = {each.place for each in connection.returned}
         if None not in returned:
             for attempt in begun:
                 tagged = zip(attempt.tags, attempt.tagged, strict=True)
@@ -197,7 +197,7 @@ class RabbitmqSink(PipelinedTarget):
         if connection.returned:
             places = {message.pair: (each, message.checkpoint) for each in self._begun for message in each.messages}
             for returned in connection.returned:
-                found = places.get(_place(returned) or "")
+                found = places.get(returned.place or "")
                 if found is None:
                     raise _unroutable(returned)
                 owner, place = found
@@ -210,12 +210,6 @@ class RabbitmqSink(PipelinedTarget):
                 reason=Reason.MESSAGE_REJECTED,
             )
         connection.confirms.forget_nacked(attempt.tags)  # not before: an alarm between would let them count as taken
-
-
-def _place(returned: Returned) -> str | None:
-    """Return the place of a returned message, as it was published; None: the broker does not give headers back."""
-    place = returned.headers.get(PLACE)
-    return None if place is None else str(place)
 
 
 def _unroutable(returned: Returned) -> HandlerError:

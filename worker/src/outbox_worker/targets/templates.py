@@ -17,14 +17,9 @@ PLACEHOLDER: Final = re.compile(r"\{(\w*)\}")
 
 
 def fill_template(template: str, message: Message, *, field: str, without_key: str | None = None) -> str:
-    """Put the values of the row where {messageType}, {publicationId} and {partitionKey} stand.
+    """Put the values of the row where {messageType}, {publicationId} and {partitionKey} stand; null is refused.
 
-    Args:
-        template: of the resource.
-        message: its row may have null there.
-        field: of the resource, for the error.
-        without_key: what stands for a partition key that is null; None: it is refused.
-
+    `field` of the resource is for the error; `without_key` stands for a partition key that is null, where it is given.
     """
     row = {"messageType": message.message_type, "publicationId": message.publication_id}
     row["partitionKey"] = without_key if message.partition_key is None else message.partition_key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from outbox_worker.targets.amqp.encoder import CHANNEL
 
@@ -17,19 +17,15 @@ _ACK: Final = (1, CHANNEL, 13, 60, 80)
 _FRAME_END: Final = 0xCE
 
 
-class Ack(NamedTuple):
-    """The broker took a message; `multiple`: and all before it."""
+def read_ack(data: bytes, start: int, end: int) -> tuple[int, bool] | None:
+    """Read a frame that is an ack, which the library takes 3 us for: its tag, and whether it is for all before it too.
 
-    tag: int
-    multiple: bool
-
-
-def read_ack(data: bytes, start: int, end: int) -> Ack | None:
-    """Read a frame that is an ack, which the library takes 3 us for; None: it is another one."""
+    None: it is another frame.
+    """
     if end - start != _FRAME.size:
         return None
     *begins, tag, bits, ends = _FRAME.unpack_from(data, start)
-    return Ack(tag, bool(bits & 1)) if tuple(begins) == _ACK and ends == _FRAME_END else None
+    return (tag, bool(bits & 1)) if tuple(begins) == _ACK and ends == _FRAME_END else None
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, Tr
 from outbox_core.report import Reason
 from outbox_worker.targets.amqp.broker import build_login_refused, build_vhost_refused
 from outbox_worker.targets.amqp.confirm import ConfirmTracker, read_ack
-from outbox_worker.targets.amqp.encoder import CHANNEL
+from outbox_worker.targets.amqp.encoder import CHANNEL, PLACE
 from outbox_worker.targets.amqp.wire import CONNECT_SECONDS, HEARTBEAT_SECONDS, Wire
 
 if TYPE_CHECKING:
@@ -41,12 +41,13 @@ _Method = TypeVar("_Method")
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A mandatory message that no queue took, with the headers that it was published with."""
+    """A mandatory message that no queue took."""
 
     reply: str
     exchange: str
     routing_key: str
-    headers: dict[str, Any]
+    place: str | None
+    """As it was published; None: the broker does not give headers back."""
 
 
 class AmqpConnection:
@@ -141,7 +142,7 @@ class AmqpConnection:
             if len(view) < end:
                 break
             if (ack := read_ack(view, start, end)) is not None:
-                self.confirms.answer(ack.tag, multiple=ack.multiple, accepted=True)
+                self.confirms.answer(ack[0], multiple=ack[1], accepted=True)
                 start = end
                 continue
             try:
@@ -175,8 +176,9 @@ class AmqpConnection:
     def _take_returned(self, method: commands.Basic.Return, content: header.ContentHeader) -> None:
         self._returning = None
         reply = f"{method.reply_code} {method.reply_text}"
-        headers = content.properties.headers or {}
-        self.returned.append(Returned(reply, method.exchange, method.routing_key or "", headers))
+        place = (content.properties.headers or {}).get(PLACE)
+        place = None if place is None else str(place)
+        self.returned.append(Returned(reply, method.exchange, method.routing_key or "", place))
 
     def _closed_by_broker(self, code: int, text: str) -> OutboxError:
         if code == 403:

@@ -4,9 +4,7 @@ The layout of a content header is section 4.2.6.1 of the AMQP 0-9-1 specificatio
 are those of RabbitMQ's errata (https://www.rabbitmq.com/amqp-0-9-1-errata). A library that encodes each field of each
 message took 26 us for one, most of what the worker did.
 
-Frames are put together as text of which each character is one byte (ISO 8859-1), and become bytes a window at a time:
-one formatted string for a message takes half of the time that bytes take. What is not ASCII is brought into UTF-8
-first.
+Frames are put together as text (`outbox_worker.targets.bytewise`), and become bytes a window at a time.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from pamqp import commands, encode, frame
 
 from outbox_core.errors import HandlerError
+from outbox_worker.targets.bytewise import characters, utf8
 from outbox_worker.targets.templates import PLACEHOLDER, build_refusal, fill_template
 from outbox_worker.targets.trace_context import read_trace
 
@@ -80,7 +79,7 @@ class MessageEncoder:
         self._step = 0
         self._layouts: dict[_Shape, _Layout] = {}
         self._sizes: dict[int, tuple[str, str, str]] = {}
-        self._stamped = (0, _text(_LONG_LONG.pack(0)))
+        self._stamped = (0, characters(_LONG_LONG.pack(0)))
         self._methods: dict[tuple[str | None, str | None, str | None], str] = {}
 
     def encode(
@@ -123,9 +122,9 @@ class MessageEncoder:
         transaction_id, position, name, kind, publication, key, data, metadata, scheduled, _ = message
         place, body, key_size = f"{transaction_id}:{position}", data or "", None
         if not (name.isascii() and body.isascii()):
-            name, body = _utf8(name), _utf8(body)
+            name, body = utf8(name), utf8(body)
         if key is not None:
-            key_size = len(key := key if key.isascii() else _utf8(key))
+            key_size = len(key := key if key.isascii() else utf8(key))
         stamp = "" if scheduled is None else self._stamp(scheduled.timestamp())
         trace = "" if metadata is None else _encode_trace(metadata)
         shape = (kind, publication, len(place), key_size, len(name), len(trace), data is None, stamp == "")
@@ -142,7 +141,7 @@ class MessageEncoder:
     def _stamp(self, moment: float) -> str:
         """Return a time in seconds; nothing where it is before 1970: AMQP counts without a sign."""
         if (seconds := floor(moment)) != self._stamped[0]:
-            self._stamped = (seconds, _text(_LONG_LONG.pack(seconds)) if moment >= 0 else "")
+            self._stamped = (seconds, characters(_LONG_LONG.pack(seconds)) if moment >= 0 else "")
         return self._stamped[1]
 
     def _lay_out(self, message: Message, shape: _Shape) -> _Layout:
@@ -157,9 +156,7 @@ class MessageEncoder:
         if kind is not None:
             flags |= _TYPE
             end = _short(message, "type", kind) + end
-        named = (
-            "" if publication is None else f"{_PUBLICATION_NAME}{_long(len(_utf8(publication)))}{_utf8(publication)}"
-        )
+        named = "" if publication is None else f"{_PUBLICATION_NAME}{_long(len(utf8(publication)))}{utf8(publication)}"
         named += _TOMBSTONE if is_tombstone else ""
         named += "" if key_size is None else f"{_KEY_NAME}{_long(key_size)}"
         of_place = f"{self._of_owner}{_PLACE_NAME}{_long(place_size)}"
@@ -174,8 +171,8 @@ class MessageEncoder:
             )
         if len(self._layouts) >= _KEPT:
             self._layouts.clear()
-        before = _text(_BEGINNING.pack(_HEADER_FRAME, CHANNEL, size, _BASIC, 0))
-        properties = f"{_text(_FLAGS.pack(flags))}{content_type}{_long(headers)}{of_place}"
+        before = characters(_BEGINNING.pack(_HEADER_FRAME, CHANNEL, size, _BASIC, 0))
+        properties = f"{characters(_FLAGS.pack(flags))}{content_type}{_long(headers)}{of_place}"
         return self._layouts.setdefault(shape, (before, properties, named, mode, end))
 
     def _measure(self, size: int) -> tuple[str, str, str]:
@@ -185,7 +182,7 @@ class MessageEncoder:
         """
         if len(self._sizes) >= _KEPT:
             self._sizes.clear()
-        total = _text(_LONG_LONG.pack(size))
+        total = characters(_LONG_LONG.pack(size))
         one = (_begin_body(size), _FRAME_END) if 0 < size <= self._step else ("", "")
         return self._sizes.setdefault(size, (total, *one))
 
@@ -211,34 +208,24 @@ class MessageEncoder:
         publish = commands.Basic.Publish(
             exchange=self._target.exchange, routing_key=key, mandatory=self._target.mandatory
         )
-        return _text(frame.marshal(publish, CHANNEL))
-
-
-def _text(data: bytes) -> str:
-    """Return bytes as text with a character for each."""
-    return data.decode("latin-1")
-
-
-def _utf8(text: str) -> str:
-    """Return a text in UTF-8, as text with a character for each byte."""
-    return text if text.isascii() else _text(text.encode())
+        return characters(frame.marshal(publish, CHANNEL))
 
 
 def _long(number: int) -> str:
-    return _text(_LONG.pack(number))
+    return characters(_LONG.pack(number))
 
 
 def _field(name: str, value: Any) -> str:
     """Encode one entry of the table of headers."""
-    return _text(encode.short_string(name) + encode.encode_table_value(value))
+    return characters(encode.short_string(name) + encode.encode_table_value(value))
 
 
 def _named(name: str) -> str:
     """Encode the beginning of an entry whose value is text: its length follows."""
-    return _text(encode.short_string(name)) + "S"
+    return characters(encode.short_string(name)) + "S"
 
 
-_JSON: Final = _text(encode.short_string("application/json"))
+_JSON: Final = characters(encode.short_string("application/json"))
 _PLACE_NAME: Final = _named(PLACE)
 _PUBLICATION_NAME: Final = _named("x-outbox-publication")
 _KEY_NAME: Final = _named("x-outbox-partition-key")
@@ -250,11 +237,11 @@ def _encode_trace(metadata: str) -> str:
 
 
 def _begin_body(size: int) -> str:
-    return _text(_FRAME.pack(_BODY_FRAME, CHANNEL, size))
+    return characters(_FRAME.pack(_BODY_FRAME, CHANNEL, size))
 
 
 def _short(message: Message, name: str, value: str) -> str:
-    encoded = _utf8(value)
+    encoded = utf8(value)
     if len(encoded) > _SHORT:
         raise build_refusal(message, f"its {name} is longer than the {_SHORT} bytes that AMQP allows")
     return chr(len(encoded)) + encoded

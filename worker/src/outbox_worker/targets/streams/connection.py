@@ -99,7 +99,8 @@ class StreamConnection:
 
     def find_leader(self) -> tuple[str, int]:
         """Return host and port that the stream's leader advertises."""
-        found = self._ask(Key.METADATA, frames.strings([self._stream]), deadline=self._soon(), coded=False)
+        streams = U32.pack(1) + frames.string(self._stream)  # a list of one
+        found = self._ask(Key.METADATA, streams, deadline=self._soon(), coded=False)
         brokers: dict[int, tuple[str, int]] = {}
         for _ in range(found.number(U32)):
             reference = found.number(U16)

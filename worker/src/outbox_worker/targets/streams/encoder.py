@@ -2,7 +2,7 @@
 
 Sections and types: OASIS AMQP 1.0, part 3 section 2 (message format) and part 1 section 6 (types). The application
 properties are the headers of target `rabbitmq`. What many messages share is encoded once, and a message is put together
-as in `outbox_worker.targets.amqp.encoder`: as text of which each character is one byte.
+as text (`outbox_worker.targets.bytewise`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from struct import Struct
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from outbox_worker.targets.bytewise import characters, utf8
 from outbox_worker.targets.trace_context import read_trace
 
 if TYPE_CHECKING:
@@ -46,29 +47,19 @@ _Layout: TypeAlias = tuple[str, str, str, str]
 """What stands before the id, the time, the place, and the key."""
 
 
-def _characters(data: bytes) -> str:
-    """Return bytes as text with a character for each."""
-    return data.decode("latin-1")
-
-
-def _utf8(text: str) -> str:
-    """Return a text in UTF-8, as text with a character for each byte."""
-    return text if text.isascii() else _characters(text.encode())
-
-
 def _begin(kind: tuple[str, str], size: int) -> str:
     """Return what stands before a value of so many bytes."""
     short, long = kind
-    return short + chr(size) if size < _BYTE_LENGTH else long + _characters(_SIZE.pack(size))
+    return short + chr(size) if size < _BYTE_LENGTH else long + characters(_SIZE.pack(size))
 
 
 def _text(value: str) -> str:
-    encoded = _utf8(value)
+    encoded = utf8(value)
     return _begin(_TEXT, len(encoded)) + encoded
 
 
 def _begin_compound(kind: str, count: int, size: int) -> str:
-    return kind + _characters(_COMPOUND.pack(size + 4, count))
+    return kind + characters(_COMPOUND.pack(size + 4, count))
 
 
 _JSON: Final = _begin(_SYMBOL, len("application/json")) + "application/json"
@@ -93,14 +84,14 @@ class StreamEncoder:
         """Return properties, application properties and the payload as data; `epoch`: `x-outbox-epoch`."""
         if self._epoch != epoch:
             self._epoch = epoch
-            self._of_owner = self._same + _text("x-outbox-epoch") + _characters(_LONG.pack(b"\x81", epoch))
+            self._of_owner = self._same + _text("x-outbox-epoch") + characters(_LONG.pack(b"\x81", epoch))
             self._layouts.clear()
         transaction_id, position, name, kind, publication, key, data, metadata, scheduled, _ = message
         place, body, key_size = f"{transaction_id}:{position}", data or "", None
         if not (name.isascii() and body.isascii()):
-            name, body = _utf8(name), _utf8(body)
+            name, body = utf8(name), utf8(body)
         if key is not None:
-            key_size = len(key := _utf8(key))
+            key_size = len(key := utf8(key))
         headers = () if metadata is None else read_trace(metadata).items()
         trace = "".join(f"{_text(header)}{_text(value)}" for header, value in headers) if headers else ""
         stamp = "" if scheduled is None else self._stamp(scheduled)
@@ -115,7 +106,7 @@ class StreamEncoder:
     def _stamp(self, moment: datetime) -> str:
         """Return a time in milliseconds; the messages of a transaction have the same."""
         if moment != self._stamped[0]:
-            self._stamped = (moment, _characters(_MOMENT.pack((moment - _EPOCH) // _MILLISECOND)))
+            self._stamped = (moment, characters(_MOMENT.pack((moment - _EPOCH) // _MILLISECOND)))
         return self._stamped[1]
 
     def _lay_out(self, shape: _Shape) -> _Layout:

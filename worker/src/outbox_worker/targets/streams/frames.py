@@ -12,7 +12,7 @@ from struct import Struct, error, unpack_from
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 SIZE: Final = Struct(">I")
 _HEAD: Final = Struct(">HH")
@@ -92,12 +92,6 @@ def octets(value: bytes) -> bytes:
 def properties(pairs: Mapping[str, str]) -> bytes:
     """Encode a list of names and values."""
     return U32.pack(len(pairs)) + b"".join(string(name) + string(value) for name, value in pairs.items())
-
-
-def strings(values: Iterable[str]) -> bytes:
-    """Encode a list of texts."""
-    encoded = [string(value) for value in values]
-    return U32.pack(len(encoded)) + b"".join(encoded)
 
 
 def frame(key: Key, *fields: bytes) -> bytes:
