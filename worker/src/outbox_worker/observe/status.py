@@ -7,7 +7,7 @@ import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
 from outbox_core.processor.summary import is_ready, summarize
 from outbox_core.report import CheckpointView, Intent, LeaseView, Report, WorkerState
@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
     from outbox_core.config import ProcessorConfig
     from outbox_core.processor.state import ProcessorState
-    from outbox_core.report import ResourceRef
+    from outbox_core.report import (
+        ConflictSummary,
+        FailureSummary,
+        HighWaterMark,
+        Lag,
+        PartitioningView,
+        RebuildView,
+        ResourceRef,
+        Unfinished,
+    )
 
 _log = get_logger("outbox.worker")
 _TOLD: Final = frozenset(
@@ -70,6 +79,20 @@ class BatchSeconds:
         self.total += seconds
 
 
+class Observed(TypedDict, total=False):
+    """Fields of the report that were seen in the database."""
+
+    checkpoints: list[CheckpointView]
+    leases: list[LeaseView]
+    division: PartitioningView | None
+    lag: Lag | None
+    bound: HighWaterMark
+    conflicts: ConflictSummary
+    failures: FailureSummary
+    unfinished: Unfinished
+    rebuild: RebuildView
+
+
 class ProcessStatus:
     """The latest of everything; behind one lock what is more than one value, or is counted."""
 
@@ -88,8 +111,7 @@ class ProcessStatus:
         self._identity = identity
         self._ask: dict[int, Callable[[], ProcessorState]] = {0: lambda: initial}
         self._words: dict[int, Word] = {}
-        self._observed: dict[str, Any] = {}
-        """Fields of the report that the heartbeat saw in the database."""
+        self._observed: Observed = {}
         self._last_error: str | None = None
         self.claim_holder: ResourceRef | None = None
         self.lease_pod: str | None = None
@@ -136,11 +158,10 @@ class ProcessStatus:
         with self._lock:
             self._ask = dict.fromkeys(range(count), lambda: initial)
             self._words = {}
-            for name in ("checkpoints", "leases", "lag", "division"):
-                self._observed.pop(name, None)
+            self._observed |= {"checkpoints": [], "leases": [], "lag": None, "division": None}
 
-    def set_observed(self, **seen: object) -> None:
-        """Take fields of the report as they were seen in the database; what is not named stays."""
+    def set_observed(self, **seen: Unpack[Observed]) -> None:
+        """Take what was seen in the database; what is not named stays."""
         with self._lock:
             self._observed |= seen
 
@@ -177,8 +198,9 @@ class ProcessStatus:
         """Put it all together."""
         with self._lock:
             state = summarize(self._states)
+            seen: Observed = {**self._observed, "checkpoints": self._checkpoints()}
             return Report(
-                **self._observed | {"checkpoints": self._checkpoints()},
+                **seen,
                 processor_id=self._config.processor_id,
                 resource=self._config.resource,
                 generation=self._config.generation,
