@@ -25,8 +25,7 @@ from outbox_worker.index_builder import IndexBuilder
 from outbox_worker.logs import get_logger, set_up_logging
 from outbox_worker.observe.access import read_access
 from outbox_worker.observe.health import HealthServer
-from outbox_worker.observe.observer import Observer
-from outbox_worker.observe.source_watch import SourceWatch
+from outbox_worker.observe.observer import Observer, SourceWatch
 from outbox_worker.observe.speaker import Speaker
 from outbox_worker.observe.status import Identity, ProcessStatus, Progress, write_last_word, write_termination
 from outbox_worker.ownership.heartbeat import Beat, Heartbeat, Holding, Ownership

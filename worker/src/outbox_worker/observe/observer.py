@@ -8,7 +8,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from typing_extensions import override
+
 from outbox_core.report import CheckpointView
+from outbox_worker.background import BackgroundThread
 from outbox_worker.postgres.call import fetch_rows
 from outbox_worker.postgres.connection import limited
 from outbox_worker.postgres.feeds import holding
@@ -23,11 +26,13 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.feeds.holding import Seen
     from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.postgres.reading.messages import MessageReader
+    from outbox_worker.session import Session
 
 _LIMIT_SHARE: Final = 0.15
 """Of the lease: a statement that takes longer is cut, so that the heartbeat is in time."""
 _BUDGET_SHARE: Final = 0.3
 """Of the lease: after that nothing more is looked at this time."""
+_WATCH_SECONDS: Final = 2.0
 
 
 class Observer:
@@ -125,3 +130,21 @@ class Observer:
                 self._status.set_observed(lag=lag)
             is_empty = is_empty and lag is not None and not lag.messages
         return is_empty
+
+
+class SourceWatch(BackgroundThread):
+    """Observes a source that is not the checkpoint's database, every two seconds, in a thread of its own.
+
+    The heartbeat must not: a source that does not answer would keep it from renewing the lease in the other database.
+    No liveness hangs on this thread either: status gets old, and nothing else.
+    """
+
+    def __init__(self, observer: Observer, session: Session) -> None:
+        super().__init__("observing the source", session)
+        self._observer = observer
+
+    @override
+    def work(self) -> float:
+        if self._observer.ready:
+            self.attempt(self._observer.observe_source)
+        return _WATCH_SECONDS
