@@ -86,7 +86,12 @@ class HandlerModule:
         return self._seen is not None and read_signature(self._directory) != self._seen
 
     def function(self) -> Callable[..., Any]:
-        """Return the function, imported anew if a file changed: looked at when it was not asked for a moment ago."""
+        """Return the function, imported anew if a file changed: looked at when it was not asked for a moment ago.
+
+        Raises:
+            ConfigurationError: `HandlerInvalid`, with what to do.
+
+        """
         now = time.monotonic()
         if self._function is not None and now - self._asked < _LOOK:
             return self._function

@@ -40,7 +40,12 @@ class HealthServer:
     def __init__(
         self, address: tuple[str, int], *, access: Access, statuses: Sequence[ProcessStatus], progress: Progress
     ) -> None:
-        """Bind host and port: an empty host is every interface, port 0 takes a free one. One status a processor."""
+        """Bind host and port: an empty host is every interface, port 0 takes a free one. One status a processor.
+
+        Raises:
+            ConfigurationError: the port is taken, or this machine does not have the address.
+
+        """
         self._access = access
         self._statuses = statuses
         self._progress = progress

@@ -17,7 +17,12 @@ _KINDS: Final = [kind for kind in TARGETS if Engine.WORKER in kind.engines]
 
 
 def build_target(config: ProcessorConfig, settings: Settings) -> Target:
-    """Build the target that the resource names."""
+    """Build the target that the resource names.
+
+    Raises:
+        ConfigurationError: no target of the worker's is named, or it cannot give the guarantee asked for.
+
+    """
     if config.target is None or config.target.kind not in _KINDS:
         raise ConfigurationError(
             f"set one of {', '.join(kind.path for kind in _KINDS)}: the worker has no other target"

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 
 
 def read_files(directory: Path, *names: str, target: str) -> dict[str, str | None]:
-    """Read these files, without space around their text; None: it is not there, or empty."""
+    """Read these files, without space around their text; None: it is not there, or empty.
+
+    Raises:
+        ConfigurationError: the folder is missing, or a file of it cannot be read.
+
+    """
     if not directory.is_dir():
         raise invalid_secret(f"there is no folder {directory}; name one that holds the files of a connection", target)
     return {name: _read(directory / name, target) for name in names}
@@ -29,7 +34,12 @@ def _read(path: Path, target: str) -> str | None:
 
 
 def build_tls(authority: str | None, target: str) -> ssl.SSLContext:
-    """Build TLS settings that trust this authority alone; None: those that the system trusts."""
+    """Build TLS settings that trust this authority alone; None: those that the system trusts.
+
+    Raises:
+        ConfigurationError: it is no certificate.
+
+    """
     try:
         return ssl.create_default_context(cadata=authority)
     except (ssl.SSLError, ValueError) as err:

@@ -20,6 +20,10 @@ def fill_template(template: str, message: Message, *, field: str, without_key: s
     """Put the values of the row where {messageType}, {publicationId} and {partitionKey} stand; null is refused.
 
     `field` of the resource is for the error; `without_key` stands for a partition key that is null, where it is given.
+
+    Raises:
+        HandlerError: a value is null.
+
     """
     row = {"messageType": message.message_type, "publicationId": message.publication_id}
     row["partitionKey"] = without_key if message.partition_key is None else message.partition_key
@@ -39,7 +43,12 @@ def build_refusal(message: Message, why: str) -> HandlerError:
 
 
 def check_key(key: PartitionKey, target: str) -> None:
-    """Look whether a message's key can be known outside the database."""
+    """Look whether a message's key can be known outside the database.
+
+    Raises:
+        ConfigurationError: it is in a column that is not read.
+
+    """
     if key.column not in (None, "partition_key"):
         where = "source.table.columns.partitionKey"
         raise ConfigurationError(f"target.{target} sees the key in a column only where {where} names it: do that")

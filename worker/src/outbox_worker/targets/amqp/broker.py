@@ -56,7 +56,12 @@ class BrokerAddress:
 
 
 def read_broker_address(directory: Path, protocol: Protocol = AMQP) -> BrokerAddress:
-    """Read the keys of the target's Secret: `uri`, or `host`, `port`, `username`, `password`, `vhost`; and `ca.crt`."""
+    """Read the keys of the target's Secret: `uri`, or `host`, `port`, `username`, `password`, `vhost`; and `ca.crt`.
+
+    Raises:
+        ConfigurationError: the Secret is missing or has not what is needed.
+
+    """
     keys = ("uri", "host", "port", "username", "password", "vhost", "ca.crt")
     values = read_files(directory, *keys, target=protocol.target)
     authority = values["ca.crt"]
@@ -111,6 +116,10 @@ def open_socket(address: BrokerAddress, seconds: float) -> socket.socket:
     Args:
         address: where the broker is.
         seconds: the longest wait for the connection, and for each step of the handshake.
+
+    Raises:
+        TransientError: the broker cannot be reached.
+        ConfigurationError: its certificate is not trusted, or `ca.crt` is none.
 
     """
     context = build_tls(address.certificate_authority, address.target) if address.tls else None

@@ -54,7 +54,13 @@ class AmqpConnection:
     """An open channel in confirm mode."""
 
     def __init__(self, address: BrokerAddress, *, name: str) -> None:
-        """Connect, log in and switch confirms on."""
+        """Connect, log in and switch confirms on.
+
+        Raises:
+            TransientError: the broker cannot be reached, or refuses the login.
+            ConfigurationError: virtual host or TLS settings are wrong.
+
+        """
         self._address = address
         self._inbox: list[Any] = []
         self.frame_max = _FRAME_MAX

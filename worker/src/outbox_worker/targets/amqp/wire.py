@@ -38,6 +38,10 @@ class Wire:
             take: takes the whole frames with which what arrived begins, and returns how many bytes these are; raises
                 what the broker says in them.
 
+        Raises:
+            TransientError: the broker cannot be reached.
+            ConfigurationError: its certificate is not trusted.
+
         """
         self.address = address
         self.heartbeat = float(HEARTBEAT_SECONDS)

@@ -130,7 +130,12 @@ class KafkaProducer:
             self._heard.down_since = time.monotonic()
 
     def find_topic(self, topic: str, deadline: float) -> None:
-        """Have the partitions of a topic known before anything is sent to it: else a round would not be one request."""
+        """Have the partitions of a topic known before anything is sent to it: else a round would not be one request.
+
+        Raises:
+            OutboxError: it is not there, or nothing answers.
+
+        """
         until = time.monotonic() + _TOPIC_SECONDS
         while self._heard.fatal is None:
             try:

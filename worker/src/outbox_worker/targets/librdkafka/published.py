@@ -84,7 +84,12 @@ class Record:
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """Read it."""
+        """Read it.
+
+        Raises:
+            ValueError: it is not of this version.
+
+        """
         found = json.loads(value)
         if not isinstance(found, dict) or found.get("version") != _VERSION:
             msg = "it is not a record of this version of the worker"
@@ -170,6 +175,11 @@ def name_of(message: Message) -> str:
 
 
 def parse_place(name: str) -> Checkpoint:
-    """Read the place of a named message."""
+    """Read the place of a named message.
+
+    Raises:
+        ValueError: it is no name.
+
+    """
     transaction_id, position, _ = name.split(":")
     return Checkpoint(int(transaction_id), int(position))

@@ -52,7 +52,12 @@ class RecordBuilder:
         self._time: tuple[datetime | None, str] = (None, "")
 
     def build(self, message: Message, epoch: int) -> Record:
-        """Build the record of a message; headers: its place, the publisher's, those of its row, its trace context."""
+        """Build the record of a message; headers: its place, the publisher's, those of its row, its trace context.
+
+        Raises:
+            HandlerError: there is no topic for it.
+
+        """
         transaction_id, position, name, kind, publication, partition_key, data, metadata, scheduled, _ = message
         if self._epoch != epoch:
             self._epoch, self._kinds = epoch, {}
@@ -101,7 +106,12 @@ def _size(text: str) -> int:
 
 
 def build_topic(message: Message, template: str) -> str:
-    """Fill in the template."""
+    """Fill in the template.
+
+    Raises:
+        HandlerError: the row lacks a value, or what comes out is no name of a topic.
+
+    """
     topic = fill_template(template, message, field="target.kafka.topic")
     if not _TOPIC.fullmatch(topic):
         why = "a topic has 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'"

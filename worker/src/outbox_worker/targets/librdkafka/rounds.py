@@ -134,7 +134,12 @@ class Rounds:
         self._records = RecordBuilder(topic, self.key, processor_id=config.processor_id, pod=pod)
 
     def send(self, attempt: Attempt, part: list[Message], producer: KafkaProducer) -> Round:
-        """Send the first messages of a part, as many as make a round, and await the answers."""
+        """Send the first messages of a part, as many as make a round, and await the answers.
+
+        Raises:
+            OutboxError: no message is to blame.
+
+        """
         sent = self.begin(attempt, part, producer)
         self.finish(attempt, sent, producer)
         return sent

@@ -82,7 +82,12 @@ _PRODUCER: Final[dict[str, Any]] = {
 
 
 def read_broker_settings(directory: Path) -> BrokerSettings:
-    """Read the keys of the target's Secret."""
+    """Read the keys of the target's Secret.
+
+    Raises:
+        ConfigurationError: the Secret is missing or has not what is needed.
+
+    """
     values = read_files(directory, *_KEYS, target="kafka")
     servers = re.sub(r"\s+", "", values["bootstrapServers"] or "")
     if not all(re.fullmatch(_SERVER, each) for each in servers.split(",")):

@@ -88,13 +88,23 @@ class TransactionalProducer(KafkaProducer):
         return min(max(_FIRST_WAIT, lasted / 8), SLICE)
 
     def shut_out(self, deadline: float) -> None:
-        """Wait until it is done."""
+        """Wait until it is done.
+
+        Raises:
+            OutboxError: the brokers do not answer, or do not allow it.
+
+        """
         seconds = self.try_shut_out(deadline)
         while seconds:
             seconds = self.try_shut_out(deadline, seconds)
 
     def begin_transaction(self, deadline: float) -> None:
-        """Begin a transaction."""
+        """Begin a transaction.
+
+        Raises:
+            OutboxError: this producer can send nothing more, or the time is over.
+
+        """
         self.begin()
         self._look(deadline)
         try:
@@ -126,7 +136,12 @@ class TransactionalProducer(KafkaProducer):
         return False
 
     def abort(self, deadline: float) -> None:
-        """Take back all that was sent since `begin_transaction`."""
+        """Take back all that was sent since `begin_transaction`.
+
+        Raises:
+            OutboxError: the brokers do not answer.
+
+        """
         if self._is_open:
             self._await(self._producer.abort_transaction, deadline)
             self._is_open = False

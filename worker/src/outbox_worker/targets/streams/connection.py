@@ -30,7 +30,13 @@ _MOST_PUBLISHERS: Final = 200
 
 
 def connect_to_leader(address: BrokerAddress, stream: str, *, name: str) -> StreamConnection:
-    """Open a connection to the node that leads the stream, which need not be the one that the address is of."""
+    """Open a connection to the node that leads the stream, which need not be the one that the address is of.
+
+    Raises:
+        TransientError: a broker cannot be reached, refuses the login, or has no such stream.
+        ConfigurationError: virtual host or TLS settings are wrong.
+
+    """
     first = StreamConnection(address, stream, name=name)
     try:
         leader = first.find_leader()
@@ -64,7 +70,13 @@ class StreamConnection:
     """An open connection to one node."""
 
     def __init__(self, address: BrokerAddress, stream: str, *, name: str) -> None:
-        """Connect and log in; `name` is for the broker's list of connections."""
+        """Connect and log in; `name` is for the broker's list of connections.
+
+        Raises:
+            TransientError: the broker cannot be reached, or refuses the login.
+            ConfigurationError: virtual host or TLS settings are wrong.
+
+        """
         self._address = address
         self._stream = stream
         self._answers: dict[int, Received] = {}
@@ -98,7 +110,12 @@ class StreamConnection:
         self.advertised = (about.get("advertised_host", ""), int(port) if port.isdecimal() else 0)
 
     def find_leader(self) -> tuple[str, int]:
-        """Return host and port that the stream's leader advertises."""
+        """Return host and port that the stream's leader advertises.
+
+        Raises:
+            TransientError: there is no such stream, or it has no leader now.
+
+        """
         streams = U32.pack(1) + frames.string(self._stream)  # a list of one
         found = self._ask(Key.METADATA, streams, deadline=self._soon(), coded=False)
         brokers: dict[int, tuple[str, int]] = {}
@@ -114,7 +131,12 @@ class StreamConnection:
         return brokers[leader]
 
     def declare(self, reference: str) -> tuple[int, int]:
-        """Return the publisher of this name, and the highest number that the stream has of it; no name: no numbers."""
+        """Return the publisher of this name, and the highest number that the stream has of it; no name: no numbers.
+
+        Raises:
+            OutboxError: the broker refuses it.
+
+        """
         found = self._publishers.get(reference)
         if found is None:
             found = len(self._publishers)

@@ -156,7 +156,12 @@ class Received:
 
 
 def read_frame(body: bytes) -> Received:
-    """Read what a frame is."""
+    """Read what a frame is.
+
+    Raises:
+        UnreadableError: it is too short, or of another version.
+
+    """
     if len(body) < _HEAD.size:
         raise UnreadableError
     key, version = _HEAD.unpack_from(body)
