@@ -346,6 +346,7 @@ def test_a_crash_of_postgresql_empties_what_was_staged_and_loses_no_message(driv
     # Writers wait; and unlike a stronger lock it takes no transaction id, which would hold the high-water mark.
     blocker.execute("LOCK TABLE public.per_minute IN EXCLUSIVE MODE")
     with primary.connect(name) as producer:
+        producer.execute("SET synchronous_commit = on")  # what is produced outlives the crash
         orders.connection = producer
         orders.produce(50)
         waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'public.per_minute'::regclass"
