@@ -138,6 +138,9 @@ def what_is_deleted_or_edited_is_restored(rooms: Rooms) -> None:
             listed = found.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [{}])
             return listed[0]
 
+        def meta(kind: str, name: str) -> Any:
+            return cluster.need(kind, namespace, name)["metadata"]
+
         def restored(what: str, look: Any) -> None:
             started = time.monotonic()
             wait(what, look, within=RESTORED_WITHIN, explain=lambda: cluster.explain(namespace))
@@ -160,17 +163,12 @@ def what_is_deleted_or_edited_is_restored(rooms: Rooms) -> None:
         for part, name in (("labels", PROCESSOR_LABEL), ("annotations", INTENT_ANNOTATION)):
             cluster.patch("Deployment", namespace, deployment, {"metadata": {part: {name: "another"}}})
             restored(
-                f"a mark among the {part} of a Deployment",
-                lambda part=part, name=name: (
-                    cluster.need("Deployment", namespace, deployment)["metadata"][part][name] != "another"
-                ),
+                f"one of the {part}",
+                lambda part=part, name=name: meta("Deployment", deployment)[part][name] != "another",
             )
         for kind, name in (("Deployment", deployment), ("ConfigMap", config)):
             cluster.patch(kind, namespace, name, {"metadata": {"ownerReferences": None}})
-            restored(
-                f"the owner of a {kind}",
-                lambda kind=kind, name=name: cluster.need(kind, namespace, name)["metadata"].get("ownerReferences"),
-            )
+            restored(f"the owner of a {kind}", lambda kind=kind, name=name: meta(kind, name).get("ownerReferences"))
         edited = {"name": "worker", "image": "example.com/other:1", "env": [{"name": "EXTRA", "value": "1"}]}
         template = {"template": {"spec": {"containers": [edited], "nodeSelector": {"disk": "ssd"}}}}
         path = cluster.path("Deployment", namespace, deployment)
