@@ -53,7 +53,7 @@ class Handover:
         self._busy_since: float | None = None
 
     def begin(self) -> None:
-        """Spark's thread: a batch is to be prepared; `ClosedError`: none is wanted.
+        """Spark's thread: a batch is to be prepared.
 
         Raises:
             ClosedError: none is wanted.
@@ -65,7 +65,7 @@ class Handover:
             self._busy_since = time.monotonic()
 
     def offer(self, batch: PreparedBatch) -> None:
-        """Spark's thread: wait until the loop has committed the batch; `ClosedError`: it will not be.
+        """Spark's thread: wait until the loop has committed the batch.
 
         Raises:
             ClosedError: it will not be.
@@ -97,8 +97,6 @@ class Handover:
 
     def take(self, wait: float) -> PreparedBatch | None:
         """The loop: look at the batch on offer, waiting for one so many seconds at most. It stays on offer.
-
-        A failure to prepare one is raised, once.
 
         Raises:
             OutboxError: preparing failed; said once.

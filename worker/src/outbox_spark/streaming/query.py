@@ -75,7 +75,7 @@ class QueryRun:
     def next_batch(self, *, wait: float, timeout: float) -> PreparedBatch | None:
         """Return the next batch; the same one until it is accepted, None where there is none after `wait` seconds.
 
-        After an error, as where preparing a batch takes more than `timeout` seconds, the query cannot be used any more.
+        Preparing one may take `timeout` seconds.
 
         Raises:
             OutboxError: preparing failed, or the query ended; it cannot be used any more.

@@ -71,7 +71,7 @@ class Access:
 
 
 def read_access(settings: Settings) -> Access:
-    """Read the key where the operator mounts it; one that is empty is refused, for every client could ask.
+    """Read the key where the operator mounts it.
 
     Raises:
         ConfigurationError: it is there and cannot be read, or is empty: without it every client could ask.

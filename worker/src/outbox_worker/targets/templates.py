@@ -17,7 +17,7 @@ PLACEHOLDER: Final = re.compile(r"\{(\w*)\}")
 
 
 def fill_template(template: str, message: Message, *, field: str, without_key: str | None = None) -> str:
-    """Put the values of the row where {messageType}, {publicationId} and {partitionKey} stand; null is refused.
+    """Put the values of the row where {messageType}, {publicationId} and {partitionKey} stand.
 
     `field` of the resource is for the error; `without_key` stands for a partition key that is null, where it is given.
 

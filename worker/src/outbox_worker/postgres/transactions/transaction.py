@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 import psycopg
@@ -148,6 +149,11 @@ class TransactionRunner:
         finally:
             roll_back(connection)
 
+    @cached_property
+    def _flushing(self) -> sql.Composed:
+        begin, end = (load(name) for name in ("begin_durable_read", "end_durable_read"))
+        return sql.SQL("{}; SELECT {}.server_run()::text; {}").format(begin, sql.Identifier(self._key.schema), end)
+
     def flush_log(self, connection: psycopg.Connection[Any]) -> None:
         """Return when no crash of the server can take back what was committed before, in one round trip.
 
@@ -157,11 +163,9 @@ class TransactionRunner:
             TransientError: the server recovered from a crash since that was read or stored.
 
         """
-        begin, end = (load(name) for name in ("begin_durable_read", "end_durable_read"))
-        text = sql.SQL("{}; SELECT {}.server_run()::text; {}").format(begin, sql.Identifier(self._key.schema), end)
         try:
             with translated():
-                row = connection.execute(text).set_result(-3).fetchone()  # before what flushes, and COMMIT
+                row = connection.execute(self._flushing).set_result(-3).fetchone()  # before what flushes, and COMMIT
         except BaseException:
             roll_back(connection)
             raise
