@@ -36,6 +36,20 @@ _ROWS = 240_000
 """Handled in each run, at least, where messages have the usual size."""
 _BYTES = 160_000_000
 """Handled in each run, about, where they have another: several batches, however large they are."""
+_NO_AUTOVACUUM = """
+DO $$
+DECLARE each regclass;
+BEGIN
+    FOR each IN
+        SELECT oid FROM pg_class
+        WHERE relkind = 'r' AND relnamespace IN ('outbox'::regnamespace, 'public'::regnamespace)
+    LOOP
+        EXECUTE format('ALTER TABLE %s SET (autovacuum_enabled = off, toast.autovacuum_enabled = off)', each);
+    END LOOP;
+END
+$$
+"""
+"""Tables are vacuumed when rows are inserted: by itself the server would do it in a turn, and often in one of a few."""
 
 
 def build_figures(little: str, much: str, unit: str = "1,000 messages") -> tuple[Figure, ...]:
@@ -68,14 +82,15 @@ class Outbox:
         return self._opened
 
     def fill(self, count: int) -> None:
-        """Commit more rows, until there are so many."""
+        """Commit more rows, until there are so many; all tables are vacuumed then, and at no other time."""
         assert self._opened is not None, "the outbox is not open"
         _, connection = self._opened
         if count > self.stored:
+            connection.execute(_NO_AUTOVACUUM)
             say(f"{count - self.stored:,} rows are inserted behind {self.stored:,}")
             rows.insert(connection, self.stored + 1, count, self._row)
             self.stored = count
-            connection.execute("VACUUM ANALYZE outbox.messages")
+            connection.execute("VACUUM ANALYZE")
 
 
 class Grown(OurWorker):
