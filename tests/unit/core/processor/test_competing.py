@@ -214,13 +214,13 @@ def test_starve_nothing_messages_that_failed_before_have_a_short_turn_and_then_w
     state = isolating(state, Sifted(1, Checkpoint(10, 93), (refused(),), block=1), now=0.3)
     assert (state.step, state.state) == (Step.RELEASE, WorkerState.ACTIVE), "others go on with what is left"
     state = isolating(state, outcomes.HandedBack(), now=0.3)
-    assert (state.step, state.claimed, decide_turn(state.turns)) == (Step.FETCH, None, Turn.FRESH)
-    assert state.turns.owed == pytest.approx(2.7)
+    assert (state.step, state.claimed, decide_turn(state.owed)) == (Step.FETCH, None, Turn.FRESH)
+    assert state.owed == pytest.approx(2.7)
     state = decide_next(state, Taken(piece_of(WORK, 8)), 0.3, ISOLATING, 0.0)
     state = isolating(state, Completed(8), now=0.8)
-    assert (state.turns.owed, decide_turn(state.turns)) == (pytest.approx(2.2), Turn.FRESH)
-    assert decide_turn(isolating(state, NothingTaken(), now=0.8).turns) is Turn.AGAIN, "there is nothing else to do"
-    assert decide_turn(isolating(state, NothingTaken(contended=True), now=0.8).turns) is Turn.FRESH
+    assert (state.owed, decide_turn(state.owed)) == (pytest.approx(2.2), Turn.FRESH)
+    assert decide_turn(isolating(state, NothingTaken(), now=0.8).owed) is Turn.AGAIN, "there is nothing else to do"
+    assert decide_turn(isolating(state, NothingTaken(contended=True), now=0.8).owed) is Turn.FRESH
 
 
 SLOW = HandlerError("too slow", reason=Reason.HANDLER_TIMEOUT)
@@ -272,9 +272,9 @@ def test_starve_nothing_in_a_queue_messages_that_failed_before_are_counted():
     queue = replace(ISOLATING, delivery=ISOLATING.delivery.model_copy(update={"competing": Competing(queue="jobs")}))
     state = ProcessorState(Step.FETCH, 0.0, WorkerState.ACTIVE)
     state = decide_next(state, Taken(piece_of(WORK, 8), promoted=100), 0.0, queue, 0.0)
-    assert state.turns.owed == pytest.approx(0.9 - 0.008)
+    assert state.owed == pytest.approx(0.9 - 0.008)
     state = decide_next(state, Completed(8), 5.0, queue, 0.0)
-    assert state.turns.owed == pytest.approx(0.892), "whatever time it took"
+    assert state.owed == pytest.approx(0.892), "whatever time it took"
 
 
 def test_to_stop_keeps_the_batch_and_a_changed_handler_goes_on_with_it():

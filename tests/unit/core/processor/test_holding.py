@@ -13,7 +13,6 @@ from outbox_core.processor import outcomes
 from outbox_core.processor.failing import Action, Failure, PoisonSearch, Verdict, shown_error
 from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.state import Policy, ProcessorState, Step
-from outbox_core.processor.turns import Turns
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Reason, WorkerState
 from outbox_core.spec import Blocks, Delivery, Mode, Partitions
@@ -102,25 +101,25 @@ def test_what_waits_behind_a_message_that_is_skipped_blocks_its_key_until_it_is_
 def test_after_messages_that_failed_again_fresh_ones_have_longer():
     state = owner(step=Step.ISOLATE, batch=batch(held=8), turn_began=NOW - 1.0, held_due=NOW)
     after = decide(state, outcomes.HeldSorted(0, (FAILED,), 1))
-    assert (after.step, after.turns, after.held_block) == (Step.FETCH, Turns(9.0), 1)
+    assert (after.step, after.owed, after.held_block) == (Step.FETCH, 9.0, 1)
     busy = decide(replace(after, step=Step.HANDLE, batch=batch(), turn_began=NOW - 1.0), outcomes.Stored(B, 8))
-    assert (busy.step, busy.turns) == (Step.FETCH, Turns(8.0))
+    assert (busy.step, busy.owed) == (Step.FETCH, 8.0)
     idle = decide(after, outcomes.Fetched(Batch(A, A, (), 0, full=False)))
-    assert (idle.step, idle.turns) == (Step.TAKE_HELD, Turns())
+    assert (idle.step, idle.owed) == (Step.TAKE_HELD, 0.0)
 
 
 def test_the_time_that_taking_held_messages_took_is_theirs_too():
     state = owner(step=Step.TAKE_HELD, due=NOW - 1.0, held_due=NOW - 1.0)
     taken = decide(state, outcomes.HeldTaken(batch(held=1), 0.0, blocking=True))
-    assert decide(taken, outcomes.HeldHandled(1)).turns == Turns(9.0)
+    assert decide(taken, outcomes.HeldHandled(1)).owed == 9.0
 
 
 def test_what_failed_is_tried_again_while_the_next_message_is_delayed():
     """Nothing fresh can be handled, so nothing is owed to it."""
-    state = owner(step=Step.FETCH, turns=Turns(0.3), held_due=NOW)
+    state = owner(step=Step.FETCH, owed=0.3, held_due=NOW)
     delayed = Delayed(Checkpoint(100, 4), "m-7", 3600.0)
     after = decide(state, outcomes.Fetched(Batch(A, A, (), 0, full=False, waits_for=delayed)))
-    assert (after.step, after.due, after.turns) == (Step.TAKE_HELD, NOW, Turns())
+    assert (after.step, after.due, after.owed) == (Step.TAKE_HELD, NOW, 0.0)
 
 
 def test_several_held_messages_that_fail_are_sorted_in_one_step_and_halved_where_that_fails():

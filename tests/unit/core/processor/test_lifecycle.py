@@ -398,7 +398,7 @@ def test_parts_grow_only_after_a_batch_of_which_all_got_through():
 def test_a_changed_handler_restarts_what_was_given_up():
     stopped = decide(owner(step=Step.HANDLE, attempt=2), outcomes.Failed(HandlerError("no")))
     again = decide(stopped, outcomes.HandlerChanged())
-    assert (again.step, again.attempt, again.exhausted, again.due) == (Step.LOAD, 0, False, NOW)
+    assert (again.step, again.attempt, again.stopped, again.due) == (Step.LOAD, 0, None, NOW)
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def test_a_stop_ends_where_another_owner_has_passed_the_message():
     stopped = decide(owner(step=Step.HANDLE, attempt=2), outcomes.Failed(HandlerError("no")))
     lost = decide(stopped, outcomes.OwnershipLost("database restarted"))
     back = decide(replace(lost, lease=LEASE), outcomes.Loaded(B, start_from_used=False))
-    assert (back.step, back.state, back.attempt, back.exhausted) == (Step.FETCH, WorkerState.ACTIVE, 0, False)
+    assert (back.step, back.state, back.attempt, back.stopped) == (Step.FETCH, WorkerState.ACTIVE, 0, None)
     assert back.message == ""
 
 

@@ -9,12 +9,12 @@ import pytest
 from outbox_core.errors import HandlerError, MessagesFailedError
 from outbox_core.message import Batch, Message
 from outbox_core.processor import outcomes, taken
-from outbox_core.processor.claimed_batch import Chunk
 from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.state import Step
 from outbox_core.processor.taken import TakenMessages
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Reason
+from tests.unit.core.processor.test_competing import WORK, piece_of
 from tests.unit.core.processor.test_lifecycle import NOW, POLICY, owner
 
 
@@ -23,8 +23,8 @@ def message(number, message_id=None):
     return Message(place.transaction_id, place.position, message_id or f"m-{number}", "t", "p", None, "{}", None, None)
 
 
-def batch(*messages, partition=0, kind=Batch):
-    return kind(
+def batch(*messages, partition=0):
+    return Batch(
         Checkpoint(0, 0), messages[-1].checkpoint, messages, len(messages), full=True, matched_count=len(messages),
         partition=partition,
     )  # fmt: skip
@@ -78,7 +78,7 @@ def test_what_may_be_another_message_is_handed_over(other, epoch):
 
 def test_a_batch_that_a_consumer_takes_again_is_the_same_batch():
     known = TakenMessages()
-    chunk = batch(ONE, TWO, kind=Chunk)
+    chunk = replace(piece_of(WORK, 2), messages=(ONE, TWO))
     known.left_of(chunk, 1)
     known.add(chunk, [ONE])
     assert known.left_of(chunk, 2) == [TWO]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -55,12 +55,12 @@ class ClaimedBatch:
 class Chunk(Batch):
     """What of a batch is handled at once."""
 
-    claimed: ClaimedBatch | None = None
+    claimed: ClaimedBatch = field(kw_only=True)
 
     @property
     @override
     def is_retried(self) -> bool:
-        return self.claimed is not None and self.claimed.again
+        return self.claimed.again
 
 
 class RefusalAction(StrEnum):

@@ -20,7 +20,7 @@ from outbox_core.processor import failing, outcomes, stopping
 from outbox_core.processor.claimed_batch import RefusalAction, RefusalVerdict
 from outbox_core.processor.isolation import decide_block
 from outbox_core.processor.state import Step
-from outbox_core.processor.turns import Turn, decide_after_nothing, decide_after_turn
+from outbox_core.processor.turns import Turn, decide_after_turn
 from outbox_core.report import Reason, WorkerState
 from outbox_core.spec import WhenExhausted
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from outbox_core.errors import OutboxError
     from outbox_core.processor.claimed_batch import ClaimedBatch
     from outbox_core.processor.state import Policy, ProcessorState
-    from outbox_core.processor.turns import Turns
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.spec import Delivery
 
@@ -97,7 +96,7 @@ def share_time(
         return replace(after, step=Step.RELEASE, batch=None, resume=now)
     if claimed is None and state.claimed is not None and not _is_queue(policy):
         turn, spent = Turn.AGAIN if state.claimed.again else Turn.FRESH, now - state.turn_began
-        return replace(after, turns=decide_after_turn(after.turns, turn, spent))
+        return replace(after, owed=decide_after_turn(after.owed, turn, spent))
     return after
 
 
@@ -165,23 +164,21 @@ def _is_queue(policy: Policy) -> bool:
     return policy.delivery.competing is not None and policy.delivery.competing.queue is not None
 
 
-def _after_look(
+def _owed_after_look(
     state: ProcessorState, found: outcomes.Taken | outcomes.NothingTaken, now: float, policy: Policy
-) -> Turns:
+) -> float:
     """Share the time. In a queue what failed before is handed out among the others, so there messages are counted."""
-    turns, claimed = state.turns, None if isinstance(found, outcomes.NothingTaken) else found.chunk.claimed
+    owed = state.owed
     if found.promoted:
-        turns = decide_after_turn(turns, Turn.AGAIN, found.promoted * _A_MESSAGE)
-    if isinstance(found, outcomes.NothingTaken) and found.moved:
-        return decide_after_turn(turns, Turn.FRESH, max(0.0, now - state.due))
-    if isinstance(found, outcomes.NothingTaken) and found.contended:
-        return turns
-    if claimed is None:
-        return decide_after_nothing(turns, Turn.FRESH)
+        owed = decide_after_turn(owed, Turn.AGAIN, found.promoted * _A_MESSAGE)
+    if isinstance(found, outcomes.NothingTaken):
+        if found.moved:
+            return decide_after_turn(owed, Turn.FRESH, max(0.0, now - state.due))
+        return owed if found.contended else 0.0
     if _is_queue(policy):
-        return decide_after_turn(turns, Turn.FRESH, claimed.count * _A_MESSAGE)
+        return decide_after_turn(owed, Turn.FRESH, found.chunk.claimed.count * _A_MESSAGE)
     # Out of their turn those that failed before come only where nothing fresh was found.
-    return decide_after_nothing(turns, Turn.FRESH) if claimed.again else turns
+    return 0.0 if found.chunk.claimed.again else owed
 
 
 def _after_take(state: ProcessorState, taken: outcomes.Taken, now: float, policy: Policy) -> ProcessorState:
@@ -191,9 +188,9 @@ def _after_take(state: ProcessorState, taken: outcomes.Taken, now: float, policy
     state = replace(
         state, claimed=claimed, batch=chunk, idle=0, step=Step.HANDLE, due=now,
         turn_began=now if begins else state.turn_began,
-        turns=_after_look(state, taken, now, policy) if begins else state.turns,
+        owed=_owed_after_look(state, taken, now, policy) if begins else state.owed,
     )  # fmt: skip
-    if claimed is not None and claimed.chunk == 1 and claimed.crash_count >= policy.delivery.retry.max_attempts:
+    if claimed.chunk == 1 and claimed.crash_count >= policy.delivery.retry.max_attempts:
         killed = HandlerError(
             f"{claimed.crash_count} processes in a row died while they handled this message alone",
             reason=Reason.PROCESS_KILLED,
@@ -207,7 +204,7 @@ def _after_take(state: ProcessorState, taken: outcomes.Taken, now: float, policy
 
 def _after_nothing(state: ProcessorState, found: outcomes.NothingTaken, now: float, policy: Policy) -> ProcessorState:
     if state.claimed is None:
-        state = replace(state, turns=_after_look(state, found, now, policy))
+        state = replace(state, owed=_owed_after_look(state, found, now, policy))
     idle = 0 if found.moved else state.idle + 1
     wait = 0.0 if found.moved else retry.idle_wait(idle, policy.poll_interval)
     if found.contended:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def or_held(state: ProcessorState, now: float) -> ProcessorState:
     """Let held messages that are due before the next look at the outbox come first, if it is their turn."""
-    if state.held_due > state.due or decide_turn(state.turns) is Turn.FRESH:
+    if state.held_due > state.due or decide_turn(state.owed) is Turn.FRESH:
         return state
     return replace(state, step=Step.TAKE_HELD, due=max(now, state.held_due))
 
@@ -69,7 +69,7 @@ def after_holding(state: ProcessorState, outcome: outcomes.HeldOutcome, now: flo
 
 
 def _after_turn(state: ProcessorState, now: float) -> ProcessorState:
-    return replace(state, turns=decide_after_turn(state.turns, Turn.AGAIN, now - state.turn_began))
+    return replace(state, owed=decide_after_turn(state.owed, Turn.AGAIN, now - state.turn_began))
 
 
 def _after_take(state: ProcessorState, taken: outcomes.HeldTaken, now: float, policy: Policy) -> ProcessorState:

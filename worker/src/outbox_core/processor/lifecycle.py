@@ -27,7 +27,7 @@ from outbox_core.processor import competing, failing, outcomes, refusals, stoppi
 from outbox_core.processor.holding import after_held_failure, after_holding, or_held, with_newly_held
 from outbox_core.processor.isolation import decide_block
 from outbox_core.processor.state import HANDS_OVER, SETTLED_LOOKS, Policy, ProcessorState, Step, without_ownership
-from outbox_core.processor.turns import Turn, decide_after_nothing, decide_after_turn
+from outbox_core.processor.turns import Turn, decide_after_turn
 from outbox_core.report import Reason, WorkerState
 from outbox_core.spec import Blocks
 
@@ -164,7 +164,7 @@ def _resume(state: ProcessorState, now: float) -> ProcessorState:
     elif state.lease is None:
         # A consumer may complete what it delivered: its batch is its own as long as the database says so.
         step = Step.STORE if state.delivered else Step.CLAIM
-    elif state.stored is None or state.cursor is None or state.exhausted:
+    elif state.stored is None or state.cursor is None or state.stopped is not None:
         step = Step.LOAD
     elif state.delivered:
         step = Step.STORE
@@ -209,8 +209,8 @@ def _after_load(state: ProcessorState, loaded: outcomes.Loaded, now: float, poli
         unstored_rows=0, forgiven=False, blocking=review.blocking, held_due=now if review.any_held else inf,
         poison_search=failing.PoisonSearch(in_flight) if policy.bisects and in_flight else None,
     )  # fmt: skip
-    if state.exhausted:
-        return stopping.resume(state, now)
+    if state.stopped is not None:
+        return stopping.resume(state, state.stopped, now)
     return replace(state, step=Step.FETCH, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
 
 
@@ -230,7 +230,7 @@ def _after_fetch(state: ProcessorState, fetched: outcomes.Fetched, now: float, p
         state, batch=None, cursor=batch.examined, idle=0 if moved else state.idle + 1, saw_all=batch.saw_all,
         unstored_since=state.unstored_since if state.unstored_rows else now,
         unstored_rows=state.unstored_rows + (max(batch.examined_count, 1) if moved else 0),
-        turns=decide_after_nothing(state.turns, Turn.FRESH),
+        owed=0.0,
     )  # fmt: skip
     state = replace(state, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="", attempt=0, failures=0)
     left = state.unstored_since + UNSTORED_SECONDS - now
@@ -250,7 +250,7 @@ def _waiting(state: ProcessorState, delayed: Delayed, now: float) -> ProcessorSt
         message=f"message {delayed.message_id!r} at {delayed.checkpoint} is not to be handled for "
         f"{delayed.seconds:.0f} s (deliver_after), and everything waits for it, because mode Ordered keeps the order; "
         "use mode Partitioned or Competing for delayed messages, or clear the row's deliver_after",
-        turns=decide_after_nothing(state.turns, Turn.FRESH),
+        owed=0.0,
     )  # fmt: skip
     return or_held(state, now)
 
@@ -262,9 +262,7 @@ def _after_store(
     if state.doubt is not None:
         # What was held with it may be forgotten by now: look what is held before the next message.
         state = replace(state, blocking=True, held_due=now)
-    turns = state.turns
-    if state.batch is not None:
-        turns = decide_after_turn(turns, Turn.FRESH, now - state.turn_began)
+    owed = state.owed if state.batch is None else decide_after_turn(state.owed, Turn.FRESH, now - state.turn_began)
     if state.step is Step.HANDLE and state.block is not None:
         state = replace(state, block=decide_block(state.block, policy.delivery.batch_limit, through=True))
     state = with_newly_held(_narrowed(_trusted(state), pair), now)
@@ -273,8 +271,8 @@ def _after_store(
     state = replace(
         state, step=Step.FETCH, due=now if full else now + retry.idle_wait(0, policy.poll_interval),
         stored=pair, cursor=pair, batch=None, delivered=False, doubt=None, attempt=0, failures=0, idle=int(saw_all),
-        saw_all=saw_all, verdict=None, unstored_rows=0, exhausted=False, stopped=None, given_up=None,
-        state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="", turns=turns,
+        saw_all=saw_all, verdict=None, unstored_rows=0, stopped=None, given_up=None,
+        state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="", owed=owed,
     )  # fmt: skip
     if following and not state.blocking and _begins_at(following[0], pair):
         return replace(
@@ -436,7 +434,7 @@ def _after_sharing(
 
 def _parked(state: ProcessorState) -> ProcessorState:
     return replace(
-        without_ownership(state), step=Step.PARK, due=inf, attempt=0, failures=0, exhausted=False, stopped=None,
+        without_ownership(state), step=Step.PARK, due=inf, attempt=0, failures=0, stopped=None,
         state=WorkerState.STANDBY, reason=Reason.LEASE_HELD, message="another replica owns this partition",
     )  # fmt: skip
 
@@ -445,7 +443,7 @@ def _after_mending(state: ProcessorState, now: float) -> ProcessorState:
     """The handler's file changed: what was given up is tried again."""
     if state.step is Step.PARK:
         return state
-    state = replace(state, attempt=0, exhausted=False, stopped=None, due=now)
+    state = replace(state, attempt=0, stopped=None, due=now)
     if state.lease is None or state.step not in (Step.HOLD, Step.FETCH, Step.TAKE_HELD):
         return state
     return replace(state, step=Step.LOAD, batch=None, forgiven=True)

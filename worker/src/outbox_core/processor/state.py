@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import TransientError
-from outbox_core.processor.turns import Turns
 from outbox_core.report import Reason, WorkerState
 from outbox_core.spec import Mode
 
@@ -153,8 +152,7 @@ class ProcessorState:
         failures: faults in a row that do not count as attempts.
         idle: looks in a row that found nothing.
         saw_all: the last of them saw everything that was committed by then.
-        exhausted: attempts ran out.
-        stopped: where, and what is told about it.
+        stopped: attempts ran out: where, and what is told about it.
         given_up: the place of a message that a person gave up: if it fails once more, it is a dead letter.
         limit: most messages in the next batch, while the one that fails is looked for; None: as the resource says.
         search_end: the end of the batch that failed; it is looked for up to here.
@@ -162,7 +160,8 @@ class ProcessorState:
         failed: of the batch in hand, messages that failed alone and are to be held with its checkpoint.
         block: how many messages of a batch are tried at once, because some failed lately; None: all.
         held_block: the same for held messages.
-        turns: how fresh and held messages share the time; `turn_began`: when one was taken, or held ones were sought.
+        owed: seconds of work that fresh messages have ahead of them before one that failed is tried again (`turns.py`).
+        turn_began: when fresh messages were taken, or held ones were sought.
         poison_search: former owners died here: ever fewer messages at a time.
         blocking: later messages of some key must wait: each batch is looked through for them.
         held_due: when held messages are to be looked at, in mode Competing what is to be tried again, delayed, or
@@ -196,7 +195,6 @@ class ProcessorState:
     failures: int = 0
     idle: int = 0
     saw_all: bool = False
-    exhausted: bool = False
     stopped: Stopped | None = None
     given_up: str | None = None
     limit: int | None = None
@@ -205,7 +203,7 @@ class ProcessorState:
     failed: tuple[Failure, ...] = ()
     block: int | None = None
     held_block: int | None = None
-    turns: Turns = field(default_factory=Turns)
+    owed: float = 0.0
     turn_began: float = 0.0
     poison_search: PoisonSearch | None = None
     blocking: bool = False
@@ -267,7 +265,7 @@ def initial_state(now: float) -> ProcessorState:
 
 
 def without_ownership(state: ProcessorState) -> ProcessorState:
-    """Forget what is only true for an owner. `exhausted` stays: the batch is as bad for the next epoch."""
+    """Forget what is only true for an owner. `stopped` stays: the message is as bad for the next epoch."""
     return replace(
         state,
         lease=None,

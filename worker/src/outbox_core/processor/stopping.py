@@ -43,8 +43,7 @@ def stop(state: ProcessorState, failed: outcomes.Failed, batch: Batch | None, no
     """Attempts ran out: handle nothing more."""
     stopped = build_stopped(state.attempt, failed.error, failed.message, _place(batch))
     unnamed = batch if failed.message is None and batch is not None and batch.matched_count == 1 else None
-    stopped = replace(stopped, pair=state.stored, unnamed=unnamed)
-    return _held(replace(state, batch=None, exhausted=True, stopped=stopped), now)
+    return _held(replace(state, batch=None), replace(stopped, pair=state.stored, unnamed=unnamed), now)
 
 
 def build_stopped(attempts: int, error: OutboxError, named: Named | None, place: str = "") -> Stopped:
@@ -71,21 +70,19 @@ def next_look(stopped: Stopped | None, now: float) -> float:
     return now + (NAMING_POLL if stopped.place is None else DECISION_POLL)
 
 
-def resume(state: ProcessorState, now: float) -> ProcessorState:
+def resume(state: ProcessorState, stopped: Stopped, now: float) -> ProcessorState:
     """Loaded again, by the same process: it is still stopped, unless another owner has moved the checkpoint."""
-    if state.stopped is None or state.stopped.pair == state.stored:
-        return _held(state, now)
+    if stopped.pair == state.stored:
+        return _held(state, stopped, now)
     return replace(
-        state, step=Step.FETCH, attempt=0, exhausted=False, stopped=None, state=WorkerState.ACTIVE,
-        reason=Reason.RUNNING, message="",
+        state, step=Step.FETCH, attempt=0, stopped=None, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message=""
     )  # fmt: skip
 
 
-def _held(state: ProcessorState, now: float) -> ProcessorState:
-    stopped = state.stopped
+def _held(state: ProcessorState, stopped: Stopped, now: float) -> ProcessorState:
     return replace(
-        state, step=Step.HOLD, due=next_look(stopped, now), state=WorkerState.STOPPED,
-        reason=Reason.ATTEMPTS_EXHAUSTED, message=state.message if stopped is None else stopped.message,
+        state, step=Step.HOLD, due=next_look(stopped, now), stopped=stopped, state=WorkerState.STOPPED,
+        reason=Reason.ATTEMPTS_EXHAUSTED, message=stopped.message,
     )  # fmt: skip
 
 
@@ -93,7 +90,7 @@ def decide_after_look(state: ProcessorState, decision: outcomes.Decision, now: f
     """A person decided, or has not yet; or only now is it known which message it is."""
     if decision.named is not None and state.stopped is not None:
         known = replace(state.stopped, message=f"{state.stopped.message}; it is {decision.named.text}")
-        return _held(replace(state, stopped=_with_remedy(known, decision.named)), now)
+        return _held(state, _with_remedy(known, decision.named), now)
     if not decision.given_up or state.stopped is None:
         return replace(state, due=next_look(state.stopped, now))
     again = replace(
@@ -103,7 +100,7 @@ def decide_after_look(state: ProcessorState, decision: outcomes.Decision, now: f
     if state.claimed is not None:
         return again  # with the message first in what is left of the batch
     # Anything behind the checkpoint: the limit is for one batch.
-    return replace(again, attempt=0, exhausted=False, limit=1, search_end=state.stored, cursor=state.stored)
+    return replace(again, attempt=0, limit=1, search_end=state.stored, cursor=state.stored)
 
 
 def decide_given_up(state: ProcessorState, failed: outcomes.Failed) -> Verdict | None:

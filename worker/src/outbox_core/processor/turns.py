@@ -8,7 +8,6 @@ the other goes on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -27,28 +26,16 @@ class Turn(StrEnum):
     AGAIN = "Again"
 
 
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """How many seconds of work fresh messages have ahead of them before one that failed is tried again."""
-
-    owed: float = 0.0
-
-
-def decide_turn(turns: Turns, breaker: Phase = Phase.CLOSED) -> Turn:
-    """Say what is looked for next; where that finds nothing, tell `decide_after_nothing` and ask again.
+def decide_turn(owed: float, breaker: Phase = Phase.CLOSED) -> Turn:
+    """Say what is looked for next; where that is fresh messages and there are none, nothing is owed to them any more.
 
     While the target's breaker is not closed, a due retry waits until the outbox was looked at and has nothing fresh.
     """
-    return Turn.FRESH if turns.owed > 0 or breaker is not Phase.CLOSED else Turn.AGAIN
+    return Turn.FRESH if owed > 0 or breaker is not Phase.CLOSED else Turn.AGAIN
 
 
-def decide_after_turn(turns: Turns, turn: Turn, seconds: float) -> Turns:
+def decide_after_turn(owed: float, turn: Turn, seconds: float) -> float:
     """Something was found, and it took so many seconds to handle it, with or without success."""
     if turn is Turn.FRESH:
-        return Turns(max(0.0, turns.owed - seconds))
-    return Turns(min(LONGEST_OWED, turns.owed + FRESH_SHARE * seconds))
-
-
-def decide_after_nothing(turns: Turns, turn: Turn) -> Turns:
-    """Nothing of this kind was found: where nothing fresh waits, nothing is owed to it."""
-    return Turns() if turn is Turn.FRESH else turns
+        return max(0.0, owed - seconds)
+    return min(LONGEST_OWED, owed + FRESH_SHARE * seconds)

@@ -119,7 +119,7 @@ class CompetingSteps:
         throttle, claimed, promoted = self._context.throttle, state.claimed, 0
         most = throttle.limit(self._size)
         if claimed is None:
-            turn = decide_turn(state.turns, throttle.breaker.phase)
+            turn = decide_turn(state.owed, throttle.breaker.phase)
             found, promoted = self._find(turn, most, settled=state.is_settled)
             if isinstance(found, NothingTaken):
                 self._taker.reader.forget_ahead()

@@ -12,7 +12,7 @@ from outbox_core.errors import OutboxError, TransientError, drop_traceback
 from outbox_core.processor import outcomes
 from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.state import CAN_YIELD, HANDS_OVER, NEEDS_CLAIM, NEEDS_LEASE, USES_TARGET, Policy, Step
-from outbox_core.processor.turns import Turn, Turns, decide_turn
+from outbox_core.processor.turns import Turn, decide_turn
 from outbox_core.progress.checkpoint import StoreAnswer
 from outbox_core.report import Reason
 from outbox_core.spec import Engine
@@ -122,7 +122,7 @@ class Runner:
         before = self.state
         outcome = outcome or self._judge(self.context.ownership.begin_step())
         phase = self.context.throttle.breaker.phase
-        if before.step is Step.TAKE_HELD and self._found_fresh and decide_turn(Turns(), phase) is Turn.FRESH:
+        if before.step is Step.TAKE_HELD and self._found_fresh and decide_turn(0.0, phase) is Turn.FRESH:
             before = replace(before, step=Step.FETCH)
         if outcome is None:
             outcome = self._find_obstacle(before.step) or self._perform(before)
