@@ -45,7 +45,7 @@ def produce(bench, *names, key=None):
 
 def fetch(owner, limit=None, *, blocking=False):
     """Read the next batch after what the owner knows."""
-    fetched = owner.feed.fetch(replace(owner.state, limit=limit, blocking=blocking))
+    fetched = owner.feed.fetch(owner.state._replace(limit=limit, blocking=blocking))
     assert isinstance(fetched, outcomes.Fetched)
     return fetched.batch
 
@@ -294,7 +294,7 @@ class TestConfirm:
     def confirm(self, owner, batch):
         def ask(*, committing=True):
             doubt = outcomes.CommitUnknown(BEGINNING, batch.examined, committing, TransientError("the session broke"))
-            return owner.settling.confirm(replace(owner.state, batch=batch, doubt=doubt))
+            return owner.settling.confirm(owner.state._replace(batch=batch, doubt=doubt))
 
         return ask
 

@@ -5,7 +5,7 @@ A bench has one processor that is not partitioned, of cursor TransactionOrder, w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from outbox_core.ports import Feed, Settling
@@ -65,7 +65,7 @@ class Owner:
 
     def go_on(self, examined: Checkpoint) -> None:
         """Know that a batch was stored."""
-        self.state = replace(self.state, stored=examined, cursor=examined)
+        self.state = self.state._replace(stored=examined, cursor=examined)
 
 
 class Bench(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -12,7 +11,7 @@ from outbox_core.processor.state import Step, initial_state
 from outbox_worker.ownership.heartbeat import Ownership
 
 LEASE = HeldLease(3, 7, UUID(int=1))
-RESTING = replace(initial_state(0.0), step=Step.FETCH, lease=LEASE)
+RESTING = initial_state(0.0)._replace(step=Step.FETCH, lease=LEASE)
 
 
 @pytest.fixture
@@ -34,8 +33,8 @@ def test_a_partition_that_rests_is_given_back_once(ownership):
     "decided",
     [
         pytest.param(None, id="nothing is decided yet"),
-        pytest.param(replace(RESTING, begun=True), id="the target has begun to take the next batch"),
-        pytest.param(replace(RESTING, step=Step.STORE, delivered=True), id="a delivered batch is not stored"),
+        pytest.param(RESTING._replace(begun=True), id="the target has begun to take the next batch"),
+        pytest.param(RESTING._replace(step=Step.STORE, delivered=True), id="a delivered batch is not stored"),
     ],
 )
 def test_it_is_kept_where_something_is_in_hand(ownership, decided):
@@ -47,7 +46,7 @@ def test_it_is_kept_while_a_step_is_done_and_until_the_next_is_decided(ownership
     ownership.decided = RESTING
     ownership.begin_step()
     assert not ownership.give_back(LEASE)
-    ownership.decided = replace(RESTING, idle=1)
+    ownership.decided = RESTING._replace(idle=1)
     assert ownership.give_back(LEASE)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -52,7 +51,7 @@ def longest_report() -> Report:
         holder=OTHER, holder_pod="q" * 250, needs_person=True,
     )  # fmt: skip
     full = process()
-    blocked = replace(initial_state(0), state=WorkerState.BLOCKED, reason=Reason.NOT_OWNER, message="é" * 3000)
+    blocked = initial_state(0)._replace(state=WorkerState.BLOCKED, reason=Reason.NOT_OWNER, message="é" * 3000)
     full.watch(0, lambda: blocked)
     full.set_error("ü" * 9000)
     full.claim_holder = OTHER
@@ -92,7 +91,7 @@ def test_what_the_owner_stored_is_newer_than_what_was_seen():
     status.set_observed(checkpoints=[CheckpointView(pair="5:5")])
     assert [view.pair for view in status.report().checkpoints] == ["5:5"]
     lease = HeldLease(0, 4, UUID(int=4))
-    owner = replace(initial_state(0), lease=lease, stored=Checkpoint(6, 6), state=WorkerState.ACTIVE)
+    owner = initial_state(0)._replace(lease=lease, stored=Checkpoint(6, 6), state=WorkerState.ACTIVE)
     status.watch(0, lambda: owner)
     report = status.report()
     assert [view.pair for view in report.checkpoints] == ["6:6"]

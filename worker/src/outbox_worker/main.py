@@ -221,7 +221,7 @@ def _build_works(process: Process, count: int | None, *, take_over: bool) -> lis
 def _tell_invalid(status: ProcessStatus, error: ConfigurationError) -> None:
     """Say why a processor does not run."""
     state = initial_state(time.monotonic())
-    ended = replace(state, step=Step.END, state=WorkerState.STOPPED, reason=error.reason, message=str(error))
+    ended = state._replace(step=Step.END, state=WorkerState.STOPPED, reason=error.reason, message=str(error))
     status.watch(0, lambda: ended)
     _log.error("configuration", extra=status.names | {"error": str(error)})
 

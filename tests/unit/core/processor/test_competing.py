@@ -137,10 +137,10 @@ def test_a_batch_is_over_with_the_message_at_its_end():
 
 
 def test_what_was_done_grows_again_after_a_failure():
-    state = replace(handling(2, Checkpoint(10, 94)), limit=2)
+    state = handling(2, Checkpoint(10, 94))._replace(limit=2)
     state = decide(state, Completed(2))
     assert (state.limit, state.claimed.count) == (4, 6)
-    state = decide(replace(state, batch=piece_of(state.claimed, 6), step=Step.HANDLE), Completed(6))
+    state = decide(state._replace(batch=piece_of(state.claimed, 6), step=Step.HANDLE), Completed(6))
     assert (state.claimed, state.limit, state.step) == (None, None, Step.FETCH)
 
 
@@ -165,7 +165,7 @@ def test_where_effects_are_in_a_transaction_a_piece_that_fails_is_handled_again_
     assert (state.step, state.claimed.after, state.claimed.count, state.block) == (Step.FETCH, ROW, 4, 2)
     assert (state.state, state.reason) == (WorkerState.ACTIVE, Reason.RUNNING), "three were handled"
     state = isolating(
-        replace(state, step=Step.HANDLE, batch=piece_of(state.claimed, 4)), Sifted(4, END, (), block=1000)
+        state._replace(step=Step.HANDLE, batch=piece_of(state.claimed, 4)), Sifted(4, END, (), block=1000)
     )
     assert (state.claimed, state.block) == (None, None), "all of a batch at once, again"
 
@@ -231,7 +231,7 @@ def test_what_ran_into_the_timeout_is_handled_again_in_smaller_steps_each_with_a
     """In parts of one transaction it would be in one step, which takes a timeout for each part."""
     state = isolating(handling(8), outcomes.Failed(SLOW))
     assert (state.step, state.limit, state.block) == (Step.FETCH, 4, None)
-    state = isolating(replace(state, step=Step.HANDLE, batch=piece_of(WORK, 1)), outcomes.Failed(SLOW))
+    state = isolating(state._replace(step=Step.HANDLE, batch=piece_of(WORK, 1)), outcomes.Failed(SLOW))
     assert (state.step, state.failure) == (Step.DEFER, SLOW)
 
 
@@ -338,7 +338,7 @@ def test_a_fault_of_the_database_hands_back_what_was_in_hand_unless_it_is_delive
 @pytest.mark.parametrize("reason", [Reason.CIRCUIT_OPEN, Reason.TARGET_UNAVAILABLE])
 def test_while_the_target_is_let_be_nothing_is_kept_and_nothing_taken(reason):
     shut = outcomes.Throttled(5.0, reason, "the target failed")
-    state = decide(replace(handling(), step=Step.FETCH), shut)
+    state = decide(handling()._replace(step=Step.FETCH), shut)
     assert (state.step, state.due, state.state, state.reason) == (
         Step.RELEASE, 0.0, WorkerState.RETRYING, reason
     )  # fmt: skip
@@ -349,7 +349,7 @@ def test_while_the_target_is_let_be_nothing_is_kept_and_nothing_taken(reason):
 
 
 def test_while_the_rate_is_used_up_the_batch_stays_in_hand():
-    state = decide(replace(handling(), step=Step.FETCH), outcomes.Throttled(0.2, Reason.RUNNING, ""))
+    state = decide(handling()._replace(step=Step.FETCH), outcomes.Throttled(0.2, Reason.RUNNING, ""))
     assert (state.step, state.due, state.claimed, state.reason) == (Step.FETCH, 0.2, WORK, Reason.RUNNING)
 
 
@@ -403,7 +403,7 @@ def test_waits_grow_while_nothing_is_there_and_are_short_while_another_cuts():
         waits.append(state.due)
     assert waits == sorted(waits)
     assert waits[-1] == 0.5
-    assert decide(replace(state, idle=0), NothingTaken(contended=True)).due < 0.01
+    assert decide(state._replace(idle=0), NothingTaken(contended=True)).due < 0.01
     assert decide(state, NothingTaken(moved=True)).due == 0.0
 
 
@@ -417,10 +417,10 @@ def test_a_snapshot_reads_what_it_writes_and_sees_what_postgres_says(xmin, more,
 
 def test_a_consumer_acquires_no_lease_and_forgets_what_it_had_with_the_claim():
     assert decide(ProcessorState(Step.CHECK_TARGET, 0.0), outcomes.TargetReady()).step is Step.LOAD
-    lost = decide(replace(handling(), joined=True), outcomes.OwnershipLost("gone"))
+    lost = decide(handling()._replace(joined=True), outcomes.OwnershipLost("gone"))
     assert (lost.step, lost.joined, lost.claimed, lost.batch) == (Step.PREPARE, False, None, None)
     holder = ResourceRef(cluster="cluster", namespace="default", name="other")
-    refused_claim = decide(replace(lost, step=Step.CLAIM), outcomes.ClaimAnswered(granted=False, holder=holder))
+    refused_claim = decide(lost._replace(step=Step.CLAIM), outcomes.ClaimAnswered(granted=False, holder=holder))
     assert (refused_claim.step, refused_claim.state) == (Step.CLAIM, WorkerState.CLAIM_REFUSED)
 
 

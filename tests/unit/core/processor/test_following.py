@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from outbox_core.errors import TransientError
@@ -24,7 +22,7 @@ def storing(**fields):
     """The first of three batches is delivered."""
     state = decide(owner(step=Step.HANDLE, batch=batch()), DELIVERED)
     assert (state.step, state.following) == (Step.STORE, (SECOND, THIRD))
-    return replace(state, **fields)
+    return state._replace(**fields)
 
 
 def test_each_is_delivered_and_stored_in_its_turn_without_a_look_at_the_source():
@@ -94,5 +92,5 @@ def test_only_what_begins_at_the_checkpoint_follows():
 def test_held_messages_wait_for_them():
     state = decide(storing(held_due=NOW), outcomes.Stored(B, 5))
     assert (state.step, state.batch) == (Step.HANDLE, SECOND)
-    state = decide(replace(state, following=()), outcomes.Delivered(5))
+    state = decide(state._replace(following=()), outcomes.Delivered(5))
     assert decide(state, outcomes.Stored(C, 5)).step is not Step.HANDLE

@@ -43,7 +43,7 @@ def owner(**fields: object) -> ProcessorState:
         stored=A,
         cursor=A,
     )
-    return replace(state, **fields)  # type: ignore[arg-type]
+    return state._replace(**fields)  # type: ignore[arg-type]
 
 
 def decide(state: ProcessorState, outcome: outcomes.StepOutcome, chosen: Policy | None = None, now: float = NOW):
@@ -102,7 +102,7 @@ def test_after_messages_that_failed_again_fresh_ones_have_longer():
     state = owner(step=Step.ISOLATE, batch=batch(held=8), turn_began=NOW - 1.0, held_due=NOW)
     after = decide(state, outcomes.HeldSorted(0, (FAILED,), 1))
     assert (after.step, after.owed, after.held_block) == (Step.FETCH, 9.0, 1)
-    busy = decide(replace(after, step=Step.HANDLE, batch=batch(), turn_began=NOW - 1.0), outcomes.Stored(B, 8))
+    busy = decide(after._replace(step=Step.HANDLE, batch=batch(), turn_began=NOW - 1.0), outcomes.Stored(B, 8))
     assert (busy.step, busy.owed) == (Step.FETCH, 8.0)
     idle = decide(after, outcomes.Fetched(Batch(A, A, (), 0, full=False)))
     assert (idle.step, idle.owed) == (Step.TAKE_HELD, 0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 from uuid import UUID
 
@@ -37,7 +36,7 @@ def owner(**fields: object) -> ProcessorState:
     state = ProcessorState(
         step=Step.FETCH, due=NOW, state=WorkerState.ACTIVE, reason=Reason.RUNNING, lease=LEASE, stored=A, cursor=A
     )
-    return replace(state, **fields)  # type: ignore[arg-type]
+    return state._replace(**fields)  # type: ignore[arg-type]
 
 
 def decide(
@@ -422,14 +421,14 @@ def test_after_sigterm_a_store_and_a_report_are_the_last_work(answer, told):
 def test_a_stopped_processor_stays_stopped_under_a_new_lease():
     stopped = decide(owner(step=Step.HANDLE, attempt=2), outcomes.Failed(HandlerError("no")))
     lost = decide(stopped, outcomes.OwnershipLost("database restarted"))
-    back = decide(replace(lost, lease=LEASE), outcomes.Loaded(A, start_from_used=False))
+    back = decide(lost._replace(lease=LEASE), outcomes.Loaded(A, start_from_used=False))
     assert (back.step, back.state) == (Step.HOLD, WorkerState.STOPPED)
 
 
 def test_a_stop_ends_where_another_owner_has_passed_the_message():
     stopped = decide(owner(step=Step.HANDLE, attempt=2), outcomes.Failed(HandlerError("no")))
     lost = decide(stopped, outcomes.OwnershipLost("database restarted"))
-    back = decide(replace(lost, lease=LEASE), outcomes.Loaded(B, start_from_used=False))
+    back = decide(lost._replace(lease=LEASE), outcomes.Loaded(B, start_from_used=False))
     assert (back.step, back.state, back.attempt, back.stopped) == (Step.FETCH, WorkerState.ACTIVE, 0, None)
     assert back.message == ""
 

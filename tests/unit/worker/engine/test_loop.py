@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from types import SimpleNamespace
@@ -23,8 +22,8 @@ from outbox_worker.observe.status import Progress
 from outbox_worker.shutdown import Waker
 
 SECONDS = 0.02
-IDLE = replace(
-    initial_state(0.0), step=Step.FETCH, state=WorkerState.ACTIVE, lease=HeldLease(0, 1, UUID(int=1)), due=float("inf")
+IDLE = initial_state(0.0)._replace(
+    step=Step.FETCH, state=WorkerState.ACTIVE, lease=HeldLease(0, 1, UUID(int=1)), due=float("inf")
 )  # fmt: skip
 
 
@@ -59,7 +58,7 @@ class OneRunner:
             time.sleep(SECONDS / 4)
             self.steps -= 1
         else:
-            self.state = self.other.state = replace(self.state, step=Step.END)
+            self.state = self.other.state = self.state._replace(step=Step.END)
 
     def keep_alive(self):
         self.kept_alive += 1
@@ -77,7 +76,7 @@ class Partition(OneRunner):
     """A partition that is always due, and reads the backlog so many positions at a time; `at`: its places so far."""
 
     def __init__(self, place, stride, end, log):
-        super().__init__(replace(IDLE, step=Step.HANDLE, due=0.0), log)
+        super().__init__(IDLE._replace(step=Step.HANDLE, due=0.0), log)
         self.backlog_place, self.stride, self.end, self.at = place, stride, end, []
 
     @override
@@ -85,7 +84,7 @@ class Partition(OneRunner):
         self.at.append((time.monotonic(), self.backlog_place))
         self.backlog_place += self.stride
         step = Step.END if self.backlog_place >= self.end else Step.HANDLE
-        self.state = replace(self.state, due=time.monotonic(), step=step)
+        self.state = self.state._replace(due=time.monotonic(), step=step)
 
 
 def read_backlog(*partitions):
@@ -102,7 +101,7 @@ def idle(monkeypatch):
     monkeypatch.setattr(loop, "TICK", SECONDS)
     log = QuietLog()
     waiting: Any = OneRunner(IDLE, log)
-    busy: Any = OneRunner(replace(IDLE, step=Step.HANDLE, due=0.0), log, other=waiting, steps=40)
+    busy: Any = OneRunner(IDLE._replace(step=Step.HANDLE, due=0.0), log, other=waiting, steps=40)
     Loop([ProcessorRunners([each]) for each in (waiting, busy)], waker=Waker(), progress=Progress()).run()
     return waiting
 

@@ -41,11 +41,11 @@ def test_not_behind_such_a_batch(batch):
 @pytest.mark.parametrize(
     "state",
     [
-        pytest.param(replace(STATE, limit=5), id="a failing message is looked for by halves"),
-        pytest.param(replace(STATE, block=5), id="batches are handled in parts"),
-        pytest.param(replace(STATE, poison_search=PoisonSearch(8)), id="a poison message is looked for"),
-        pytest.param(replace(STATE, attempt=1), id="the batch failed before"),
-        pytest.param(replace(STATE, failures=1), id="something is out of order"),
+        pytest.param(STATE._replace(limit=5), id="a failing message is looked for by halves"),
+        pytest.param(STATE._replace(block=5), id="batches are handled in parts"),
+        pytest.param(STATE._replace(poison_search=PoisonSearch(8)), id="a poison message is looked for"),
+        pytest.param(STATE._replace(attempt=1), id="the batch failed before"),
+        pytest.param(STATE._replace(failures=1), id="something is out of order"),
     ],
 )
 def test_not_while_it_depends_on_what_comes_of_this_batch(state):

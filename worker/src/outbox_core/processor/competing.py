@@ -93,10 +93,10 @@ def share_time(
         and now - after.turn_began >= AGAIN_SECONDS
         and _may_release(after, outcome)
     ):
-        return replace(after, step=Step.RELEASE, batch=None, resume=now)
+        return after._replace(step=Step.RELEASE, batch=None, resume=now)
     if claimed is None and state.claimed is not None and not _is_queue(policy):
         turn, spent = Turn.AGAIN if state.claimed.again else Turn.FRESH, now - state.turn_began
-        return replace(after, owed=decide_after_turn(after.owed, turn, spent))
+        return after._replace(owed=decide_after_turn(after.owed, turn, spent))
     return after
 
 
@@ -110,14 +110,16 @@ def _may_release(after: ProcessorState, outcome: outcomes.Outcome) -> bool:
     return after.step is Step.FETCH and not after.attempt and not searches
 
 
-def after_step(  # noqa: PLR0911 - a case for each outcome; mypy checks that none is missing
+def after_step(  # noqa: C901, PLR0911 - a case for each outcome; mypy checks that none is missing
     state: ProcessorState, outcome: outcomes.ConsumerOutcome, now: float, policy: Policy
 ) -> ProcessorState:
     """Decide what follows an outcome that only consumers have."""
     match outcome:
         case outcomes.Joined():
-            state = replace(_empty_handed(state), joined=True, failures=0, start_from_used=outcome.start_from_used)
-            return replace(state, step=Step.FETCH, due=now, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="")
+            return _empty_handed(state)._replace(
+                step=Step.FETCH, due=now, joined=True, failures=0, start_from_used=outcome.start_from_used,
+                state=WorkerState.ACTIVE, reason=Reason.IDLE, message="",
+            )  # fmt: skip
         case outcomes.Taken():
             return _after_take(state, outcome, now, policy)
         case outcomes.NothingTaken():
@@ -125,39 +127,42 @@ def after_step(  # noqa: PLR0911 - a case for each outcome; mypy checks that non
         case outcomes.Completed():
             return _after_completion(_grown(state, policy), now)
         case outcomes.Sifted() if not outcome.settled:
-            return replace(state, step=Step.STORE, due=now, delivered=True, sifted=outcome)
+            return state._replace(step=Step.STORE, due=now, delivered=True, sifted=outcome)
         case outcomes.Sifted():
             return _after_sifting(state, outcome, now, policy)
         case outcomes.Lost():
             # Delivered, it may have been completed by a call whose answer was lost: then the rest is still in our name.
             step = Step.RELEASE if state.delivered else Step.FETCH
-            return replace(
-                _empty_handed(state), step=step, due=now, state=WorkerState.ACTIVE, reason=Reason.LEASE_LOST,
+            return _empty_handed(state)._replace(
+                step=step, due=now, state=WorkerState.ACTIVE, reason=Reason.LEASE_LOST,
                 message="a batch was not completed in time and is another consumer's now; its effects were rolled back "
                 "where they are transactional",
             )  # fmt: skip
+        case outcomes.Deferred() if outcome.verdict.action is RefusalAction.STOP:
+            error = state.failure or HandlerError("it failed")
+            return _stop(state, outcome.verdict.attempts, error, outcome.named, now)
         case outcomes.Deferred():
-            return _after_deferral(state, outcome, now)
+            return _after_completion(state, now, outcome.pair)
         case outcomes.HandedBack():
-            return replace(_empty_handed(state), step=Step.FETCH, due=max(now, state.resume))
+            return _empty_handed(state)._replace(step=Step.FETCH, due=max(now, state.resume))
         case _:
             assert_never(outcome)
 
 
 def after_mending(state: ProcessorState, now: float) -> ProcessorState:
     """The handler's file changed: a message that it stopped at is tried again."""
-    return replace(state, step=Step.FETCH, due=now, state=WorkerState.ACTIVE) if state.step is Step.HOLD else state
+    return state._replace(step=Step.FETCH, due=now, state=WorkerState.ACTIVE) if state.step is Step.HOLD else state
 
 
 def _empty_handed(state: ProcessorState) -> ProcessorState:
-    return replace(state, claimed=None, batch=None, delivered=False, sifted=None, limit=None, failure=None, attempt=0)
+    return state._replace(claimed=None, batch=None, delivered=False, sifted=None, limit=None, failure=None, attempt=0)
 
 
 def handed_back(state: ProcessorState, now: float, wait: float) -> ProcessorState:
     """Begin nothing for so long, and keep nothing from others meanwhile."""
     if state.claimed is None:
-        return replace(state, due=now + wait)
-    return replace(state, step=Step.RELEASE, due=now, resume=now + wait)
+        return state._replace(due=now + wait)
+    return state._replace(step=Step.RELEASE, due=now, resume=now + wait)
 
 
 def _is_queue(policy: Policy) -> bool:
@@ -185,8 +190,8 @@ def _after_take(state: ProcessorState, taken: outcomes.Taken, now: float, policy
     chunk = taken.chunk
     claimed = chunk.claimed
     begins = state.claimed is None
-    state = replace(
-        state, claimed=claimed, batch=chunk, idle=0, step=Step.HANDLE, due=now,
+    state = state._replace(
+        claimed=claimed, batch=chunk, idle=0, step=Step.HANDLE, due=now,
         turn_began=now if begins else state.turn_began,
         owed=_owed_after_look(state, taken, now, policy) if begins else state.owed,
     )  # fmt: skip
@@ -195,32 +200,30 @@ def _after_take(state: ProcessorState, taken: outcomes.Taken, now: float, policy
             f"{claimed.crash_count} processes in a row died while they handled this message alone",
             reason=Reason.PROCESS_KILLED,
         )
-        return replace(state, step=Step.DEFER, failure=killed)
-    tries_again = state.state is WorkerState.RETRYING and (state.attempt or state.failures)
-    if tries_again or (state.state, state.reason, state.message) == (WorkerState.ACTIVE, Reason.RUNNING, ""):
+        return state._replace(step=Step.DEFER, failure=killed)
+    if state.state is WorkerState.RETRYING and (state.attempt or state.failures):
         return state
-    return replace(state, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
+    return state._replace(state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
 
 
 def _after_nothing(state: ProcessorState, found: outcomes.NothingTaken, now: float, policy: Policy) -> ProcessorState:
     if state.claimed is None:
-        state = replace(state, owed=_owed_after_look(state, found, now, policy))
+        state = state._replace(owed=_owed_after_look(state, found, now, policy))
     idle = 0 if found.moved else state.idle + 1
     wait = 0.0 if found.moved else retry.idle_wait(idle, policy.poll_interval)
     if found.contended:
         wait = min(CONTENDED_WAIT * 2.0 ** min(idle, _MOST_DOUBLINGS), policy.poll_interval)
-    state = replace(_empty_handed(state), step=Step.FETCH, due=now + wait, idle=idle, held_due=now + found.next_due)
+    state = _empty_handed(state)._replace(step=Step.FETCH, due=now + wait, idle=idle, held_due=now + found.next_due)
     if found.contended:
         return state
-    state = replace(state, failures=0)
-    return replace(state, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="")
+    return state._replace(failures=0, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="")
 
 
 def _grown(state: ProcessorState, policy: Policy) -> ProcessorState:
     """All of a chunk got through."""
     if state.block is None:
         return state
-    return replace(state, block=decide_block(state.block, policy.delivery.batch_limit, through=True))
+    return state._replace(block=decide_block(state.block, policy.delivery.batch_limit, through=True))
 
 
 def _after_sifting(state: ProcessorState, sifted: outcomes.Sifted, now: float, policy: Policy) -> ProcessorState:
@@ -228,21 +231,19 @@ def _after_sifting(state: ProcessorState, sifted: outcomes.Sifted, now: float, p
     if not again:
         whole = state.batch is not None and sifted.behind == state.batch.matched_count
         through = whole and not sifted.refusals and sifted.stop is None
-        state = replace(state, block=decide_block(sifted.block, policy.delivery.batch_limit, through=through))
-    state = replace(state, failures=0, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
+        state = state._replace(block=decide_block(sifted.block, policy.delivery.batch_limit, through=through))
+    state = state._replace(failures=0, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
     if sifted.refusals and not sifted.handled and not again:
         error = sifted.refusals[-1].error
-        state = replace(state, state=WorkerState.RETRYING, reason=error.reason, message=str(error))
+        state = state._replace(state=WorkerState.RETRYING, reason=error.reason, message=str(error))
     if sifted.upto is None:
-        state = replace(state, step=Step.FETCH, batch=None, delivered=False, sifted=None, due=now)
+        state = state._replace(step=Step.FETCH, batch=None, delivered=False, sifted=None, due=now)
     else:
         state = _after_completion(state, now, sifted.upto, sifted.behind)
-        state = replace(state, attempt=1 if state.state is WorkerState.RETRYING else 0)
+        state = state._replace(attempt=1 if state.state is WorkerState.RETRYING else 0)
     if sifted.stop is None:
         return state
-    return _after_deferral(
-        replace(state, failure=sifted.stop.error), outcomes.Deferred(sifted.stop.verdict, named=sifted.named), now
-    )
+    return _stop(state, sifted.stop.verdict.attempts, sifted.stop.error, sifted.named, now)
 
 
 def _after_completion(
@@ -258,22 +259,19 @@ def _after_completion(
         rest = None if claimed.chunk is None or claimed.chunk * 2 >= count else claimed.chunk * 2
         if after < claimed.upto:
             left = replace(claimed, after=after, count=count, crash_count=0, chunk=rest)
-    return replace(
-        state, claimed=left, batch=None, delivered=False, sifted=None, failure=None, failures=0, attempt=0, due=now,
+    return state._replace(
+        claimed=left, batch=None, delivered=False, sifted=None, failure=None, failures=0, attempt=0, due=now,
         limit=None if left is None or limit is None or limit >= left.count else limit,
         step=Step.END if state.state is WorkerState.DRAINING else Step.FETCH,
     )  # fmt: skip
 
 
-def _after_deferral(state: ProcessorState, deferred: outcomes.Deferred, now: float) -> ProcessorState:
-    verdict = deferred.verdict
-    if verdict.action is RefusalAction.STOP:
-        stopped = stopping.build_stopped(verdict.attempts, state.failure or HandlerError("it failed"), deferred.named)
-        return replace(
-            state, step=Step.HOLD, due=stopping.next_look(stopped, now), attempt=verdict.attempts, stopped=stopped,
-            state=WorkerState.STOPPED, reason=Reason.ATTEMPTS_EXHAUSTED, failure=None, message=stopped.message,
-        )  # fmt: skip
-    return _after_completion(state, now, deferred.pair)
+def _stop(
+    state: ProcessorState, attempts: int, error: OutboxError, named: stopping.Named | None, now: float
+) -> ProcessorState:
+    """Attempts ran out: the batch stays in hand."""
+    stopped = stopping.build_stopped(attempts, error, named)
+    return stopping.hold(state._replace(attempt=attempts, failure=None), stopped, now)
 
 
 def after_failure(
@@ -286,30 +284,27 @@ def after_failure(
     named = isinstance(error, MessagesFailedError)
     counts = named or retry.classify_error(error, settings) is not retry.ErrorKind.OUTSIDE
     if counts and state.step is Step.HANDLE and batch is not None:
-        said = replace(state, failures=0, state=WorkerState.RETRYING, reason=error.reason)
+        said = state._replace(failures=0, state=WorkerState.RETRYING, reason=error.reason)
         if error.reason in failing.NOBODYS_FAULT:
             attempt = state.attempt + 1
             delay = retry.decide_retry(attempt, settings, chance, error)
-            held = replace(said, attempt=attempt, message=str(error))
             if delay is None:
-                return _after_deferral(
-                    replace(held, failure=error), outcomes.Deferred(RefusalVerdict(RefusalAction.STOP, attempt)), now
-                )
-            return replace(held, step=Step.FETCH, due=now + delay)
+                return _stop(said, attempt, error, None, now)
+            return said._replace(step=Step.FETCH, due=now + delay, attempt=attempt, message=str(error))
         if batch.matched_count > 1:
             looking = f"{error}; looking for the message among {batch.matched_count}"
-            said, half = replace(said, due=now, message=looking, attempt=1), batch.matched_count // 2
+            said, half = said._replace(due=now, message=looking, attempt=1), batch.matched_count // 2
             parts = policy.isolates and failing.is_refusal(error, settings)
-            return replace(said, block=half) if parts else replace(said, step=Step.FETCH, limit=half)
-        return replace(said, step=Step.DEFER, due=now, failure=error, message=str(error), attempt=1)
+            return said._replace(block=half) if parts else said._replace(step=Step.FETCH, limit=half)
+        return said._replace(step=Step.DEFER, due=now, failure=error, message=str(error), attempt=1)
     failures = state.failures + 1
     wait = retry.infrastructure_backoff(failures, settings, chance, error)
     of_target = error.reason in retry.OF_THE_TARGET or isinstance(error, HandlerError)
     busy = state.claimed is not None and of_target
-    told = replace(
-        state, failures=failures, state=WorkerState.RETRYING if busy else WorkerState.UNAVAILABLE, reason=error.reason,
+    told = state._replace(
+        failures=failures, state=WorkerState.RETRYING if busy else WorkerState.UNAVAILABLE, reason=error.reason,
         message=str(error),
     )  # fmt: skip
     if busy and state.step is Step.HANDLE:
         return handed_back(told, now, wait)
-    return replace(told if state.delivered else _empty_handed(told), step=Step.PREPARE, due=now + wait)
+    return (told if state.delivered else _empty_handed(told))._replace(step=Step.PREPARE, due=now + wait)

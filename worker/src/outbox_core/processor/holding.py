@@ -7,7 +7,6 @@ together.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ def or_held(state: ProcessorState, now: float) -> ProcessorState:
     """Let held messages that are due before the next look at the outbox come first, if it is their turn."""
     if state.held_due > state.due or decide_turn(state.owed) is Turn.FRESH:
         return state
-    return replace(state, step=Step.TAKE_HELD, due=max(now, state.held_due))
+    return state._replace(step=Step.TAKE_HELD, due=max(now, state.held_due))
 
 
 def with_newly_held(state: ProcessorState, now: float) -> ProcessorState:
@@ -37,12 +36,12 @@ def with_newly_held(state: ProcessorState, now: float) -> ProcessorState:
         verdicts.append(state.verdict)
     for verdict in verdicts:
         if verdict.action is not failing.Action.SKIP:
-            state = replace(state, blocking=state.blocking or verdict.blocks)
+            state = state._replace(blocking=state.blocking or verdict.blocks)
             if verdict.action is failing.Action.HOLD and verdict.wait is not None:
-                state = replace(state, held_due=min(state.held_due, now + verdict.wait))
+                state = state._replace(held_due=min(state.held_due, now + verdict.wait))
     if batch is not None and batch.excluded and (batch.delayed_count or state.failed):
         # When they are due the database says. What waits behind a failed message of its key blocks that key, too.
-        state = replace(state, held_due=now, blocking=state.blocking or bool(state.failed))
+        state = state._replace(held_due=now, blocking=state.blocking or bool(state.failed))
     return state
 
 
@@ -54,22 +53,20 @@ def after_holding(state: ProcessorState, outcome: outcomes.HeldOutcome, now: flo
         case outcomes.HeldHandled():
             return _after_held(_after_turn(state, now), now, policy)
         case outcomes.HeldFailed():
-            return replace(
-                _after_turn(state, now), step=Step.FETCH, due=now, batch=None, verdict=None, held_due=now
-            )  # fmt: skip
+            return _after_turn(state, now)._replace(step=Step.FETCH, due=now, batch=None, verdict=None, held_due=now)
         case outcomes.HeldSorted():
-            return replace(
-                _after_turn(state, now), step=Step.FETCH, due=now, batch=None, held_due=now, failures=0,
+            return _after_turn(state, now)._replace(
+                step=Step.FETCH, due=now, batch=None, held_due=now, failures=0,
                 held_block=decide_block(
                     outcome.next_block, policy.delivery.batch_limit, through=not (outcome.failed or outcome.more)
                 ),
             )  # fmt: skip
         case outcomes.HeldChanged():
-            return replace(state, step=Step.TAKE_HELD, due=now, batch=None, verdict=None)
+            return state._replace(step=Step.TAKE_HELD, due=now, batch=None, verdict=None)
 
 
 def _after_turn(state: ProcessorState, now: float) -> ProcessorState:
-    return replace(state, owed=decide_after_turn(state.owed, Turn.AGAIN, now - state.turn_began))
+    return state._replace(owed=decide_after_turn(state.owed, Turn.AGAIN, now - state.turn_began))
 
 
 def _after_take(state: ProcessorState, taken: outcomes.HeldTaken, now: float, policy: Policy) -> ProcessorState:
@@ -79,11 +76,9 @@ def _after_take(state: ProcessorState, taken: outcomes.HeldTaken, now: float, po
         step = Step.ISOLATE if some and policy.isolates else Step.HANDLE_HELD
         # Their turn began with the look.
         began = min(now, state.due)
-        return replace(state, step=step, due=now, batch=taken.batch, blocking=True, turn_began=began)
+        return state._replace(step=step, due=now, batch=taken.batch, blocking=True, turn_began=began)
     due = inf if taken.next_in is None else now + max(taken.next_in, 0.01)
-    return replace(
-        state, step=Step.FETCH, due=now, held_due=due, blocking=taken.blocking, held_limit=None, batch=None
-    )  # fmt: skip
+    return state._replace(step=Step.FETCH, due=now, held_due=due, blocking=taken.blocking, held_limit=None, batch=None)
 
 
 def _after_held(state: ProcessorState, now: float, policy: Policy) -> ProcessorState:
@@ -92,8 +87,8 @@ def _after_held(state: ProcessorState, now: float, policy: Policy) -> ProcessorS
     if limit is not None and limit >= policy.delivery.batch_limit:
         limit = None
     block = state.held_block and decide_block(state.held_block, policy.delivery.batch_limit, through=True)
-    return replace(
-        state, step=Step.FETCH, due=now, batch=None, held_due=now, held_limit=limit, held_block=block, failures=0,
+    return state._replace(
+        step=Step.FETCH, due=now, batch=None, held_due=now, held_limit=limit, held_block=block, failures=0,
         idle=0, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="",
     )  # fmt: skip
 
@@ -105,12 +100,10 @@ def after_held_failure(
     if len(batch.held) > 1:
         refused = state.step is Step.HANDLE_HELD and failing.is_refusal(error, policy.delivery.retry)
         if policy.isolates and state.held_limit is None and refused:
-            return replace(state, step=Step.ISOLATE, due=now, held_block=None, failures=0)
-        return replace(
-            state, step=Step.TAKE_HELD, due=now, batch=None, held_limit=len(batch.held) // 2, failures=0
-        )  # fmt: skip
+            return state._replace(step=Step.ISOLATE, due=now, held_block=None, failures=0)
+        return state._replace(step=Step.TAKE_HELD, due=now, batch=None, held_limit=len(batch.held) // 2, failures=0)
     (held,) = batch.held
     attempt = held.attempts + 1
     verdict = failing.decide_held_verdict(error, attempt, policy.delivery, chance)
     # It says nothing of the others that are due: those are tried together, unless several were halved down to it.
-    return replace(state, step=Step.FAIL_HELD, due=now, verdict=verdict, failures=0)
+    return state._replace(step=Step.FAIL_HELD, due=now, verdict=verdict, failures=0)

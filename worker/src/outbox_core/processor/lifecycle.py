@@ -17,7 +17,6 @@ Times are seconds of a monotonic clock. Who owns the processor is never judged b
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Final, assert_never
 
@@ -69,7 +68,7 @@ def decide_next(
         return competing.share_time(state, after, outcome, now, policy)
     # What follows a batch follows that one only: if it is read again, so are they.
     if after.batch is None and (after.begun or after.following):
-        return replace(after, begun=False, following=())
+        return after._replace(begun=False, following=())
     return after
 
 
@@ -86,7 +85,7 @@ def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy che
         case outcomes.Reviewed():
             return refusals.after_review(state, outcome, now)
         case outcomes.TargetReady():
-            return replace(state, step=Step.LOAD if policy.is_consumer else Step.ACQUIRE, due=now)
+            return state._replace(step=Step.LOAD if policy.is_consumer else Step.ACQUIRE, due=now)
         case outcomes.LeaseAnswered():
             return _after_acquire(state, outcome, now, policy)
         case outcomes.Loaded():
@@ -95,7 +94,7 @@ def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy che
             return _after_fetch(state, outcome, now, policy)
         case outcomes.Delivered():
             following = state.following + outcome.following
-            return replace(state, step=Step.STORE, due=now, delivered=True, following=following)
+            return state._replace(step=Step.STORE, due=now, delivered=True, following=following)
         case outcomes.Stored():
             return _after_store(state, outcome.pair, now, policy, saw_all=outcome.saw_all)
         case outcomes.Isolated():
@@ -140,8 +139,8 @@ def _since_crash(state: ProcessorState) -> ProcessorState:
     seen when it is loaded.
     """
     refusal = None if state.refusal is not None and state.refusal.answer.needs_person else state.refusal
-    return replace(
-        state, stored=None, cursor=None, batch=None, claimed=None, sifted=None, delivered=False, verdict=None,
+    return state._replace(
+        stored=None, cursor=None, batch=None, claimed=None, sifted=None, delivered=False, verdict=None,
         unstored_rows=0, doubt=None, refusal=refusal,
     )  # fmt: skip
 
@@ -149,7 +148,7 @@ def _since_crash(state: ProcessorState) -> ProcessorState:
 def _after_rollback(state: ProcessorState, due: float) -> ProcessorState:
     step = Step.STORE if state.delivered else Step.FETCH
     cursor = state.cursor if state.delivered else state.stored
-    return replace(state, step=step, due=due, doubt=None, verdict=None, cursor=cursor)
+    return state._replace(step=step, due=due, doubt=None, verdict=None, cursor=cursor)
 
 
 def _resume(state: ProcessorState, now: float) -> ProcessorState:
@@ -170,16 +169,16 @@ def _resume(state: ProcessorState, now: float) -> ProcessorState:
         step = Step.STORE
     else:
         step = Step.FETCH
-        state = replace(state, cursor=state.stored, batch=None, verdict=None, unstored_rows=0)
-    return replace(state, step=step, due=now)
+        state = state._replace(cursor=state.stored, batch=None, verdict=None, unstored_rows=0)
+    return state._replace(step=step, due=now)
 
 
 def _after_claim(state: ProcessorState, answer: outcomes.ClaimAnswered, now: float, chance: float) -> ProcessorState:
     if answer.granted:
-        return replace(state, step=Step.REVIEW, due=now)
+        return state._replace(step=Step.REVIEW, due=now)
     failures = state.failures + 1
-    return replace(
-        without_ownership(state), step=Step.CLAIM, due=now + retry.claim_backoff(failures, chance), failures=failures,
+    return without_ownership(state)._replace(
+        step=Step.CLAIM, due=now + retry.claim_backoff(failures, chance), failures=failures,
         state=WorkerState.CLAIM_REFUSED, reason=Reason.CLAIM_HELD,
         message=f"{answer.holder} owns this processorId; delete that resource, hand the claim over, or choose another "
         "processorId",
@@ -188,11 +187,11 @@ def _after_claim(state: ProcessorState, answer: outcomes.ClaimAnswered, now: flo
 
 def _after_acquire(state: ProcessorState, answer: outcomes.LeaseAnswered, now: float, policy: Policy) -> ProcessorState:
     if answer.lease is not None:
-        return replace(without_ownership(state), step=Step.LOAD, due=now, lease=answer.lease, failures=0)
+        return without_ownership(state)._replace(step=Step.LOAD, due=now, lease=answer.lease, failures=0)
     holder = f"pod {answer.pod} holds the lease" if answer.pod else "the lease is being handed over"
     note = f"; {answer.note}" if answer.note else ""
-    return replace(
-        state, step=Step.REVIEW, due=now + policy.standby_poll, failures=0, state=WorkerState.STANDBY,
+    return state._replace(
+        step=Step.REVIEW, due=now + policy.standby_poll, failures=0, state=WorkerState.STANDBY,
         reason=Reason.LEASE_HELD, message=f"{holder}; this one takes over when it lapses{note}",
     )  # fmt: skip
 
@@ -204,14 +203,14 @@ def _after_load(state: ProcessorState, loaded: outcomes.Loaded, now: float, poli
     )
     if review.poison_crashes and not in_flight:
         in_flight = 1
-    state = replace(
-        state, stored=loaded.pair, cursor=loaded.pair, start_from_used=loaded.start_from_used, due=now,
+    state = state._replace(
+        stored=loaded.pair, cursor=loaded.pair, start_from_used=loaded.start_from_used, due=now,
         unstored_rows=0, forgiven=False, blocking=review.blocking, held_due=now if review.any_held else inf,
         poison_search=failing.PoisonSearch(in_flight) if policy.bisects and in_flight else None,
     )  # fmt: skip
     if state.stopped is not None:
         return stopping.resume(state, state.stopped, now)
-    return replace(state, step=Step.FETCH, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
+    return state._replace(step=Step.FETCH, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
 
 
 def _after_fetch(state: ProcessorState, fetched: outcomes.Fetched, now: float, policy: Policy) -> ProcessorState:
@@ -219,38 +218,36 @@ def _after_fetch(state: ProcessorState, fetched: outcomes.Fetched, now: float, p
     if batch.matched_count or batch.excluded:
         some = state.block is not None and batch.matched_count > state.block and _may_isolate(state, policy)
         step = Step.ISOLATE if some else Step.HANDLE if batch.matched_count else Step.HOLD_BATCH
-        return replace(
-            state, step=step, due=now, batch=batch, begun=False, following=(), look_by=now + LOOK_SECONDS, idle=0,
+        return state._replace(
+            step=step, due=now, batch=batch, begun=False, following=(), look_by=now + LOOK_SECONDS, idle=0,
             failed=(), turn_began=now,
         )  # fmt: skip
     if batch.waits_for is not None and batch.examined == batch.after:
         return _waiting(state, batch.waits_for, now)
     moved = batch.examined > batch.after
-    state = replace(
-        state, batch=None, cursor=batch.examined, idle=0 if moved else state.idle + 1, saw_all=batch.saw_all,
+    state = state._replace(
+        batch=None, cursor=batch.examined, idle=0 if moved else state.idle + 1, saw_all=batch.saw_all,
         unstored_since=state.unstored_since if state.unstored_rows else now,
         unstored_rows=state.unstored_rows + (max(batch.examined_count, 1) if moved else 0),
-        owed=0.0,
+        owed=0.0, attempt=0, failures=0, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="",
     )  # fmt: skip
-    state = replace(state, state=WorkerState.ACTIVE, reason=Reason.IDLE, message="", attempt=0, failures=0)
     left = state.unstored_since + UNSTORED_SECONDS - now
     if state.unstored_rows and (fetched.at_once or state.unstored_rows >= UNSTORED_ROWS or left <= 0):
-        return replace(state, step=Step.STORE, due=now)
+        return state._replace(step=Step.STORE, due=now)
     wait = 0.0 if batch.full else retry.idle_wait(state.idle, policy.poll_interval)
     if state.unstored_rows:
         wait = min(wait, left)
-    return or_held(replace(state, step=Step.FETCH, due=now + wait), now)
+    return or_held(state._replace(step=Step.FETCH, due=now + wait), now)
 
 
 def _waiting(state: ProcessorState, delayed: Delayed, now: float) -> ProcessorState:
     """Mode Ordered at a delayed message: not early, nothing overtakes it. What came before it and failed goes on."""
-    state = replace(
-        state, step=Step.FETCH, due=now + min(max(delayed.seconds, 0.01), DELAYED_LOOK), batch=None,
-        idle=state.idle + 1, state=WorkerState.RETRYING, reason=Reason.MESSAGE_DELAYED,
+    state = state._replace(
+        step=Step.FETCH, due=now + min(max(delayed.seconds, 0.01), DELAYED_LOOK), batch=None, idle=state.idle + 1,
+        owed=0.0, state=WorkerState.RETRYING, reason=Reason.MESSAGE_DELAYED,
         message=f"message {delayed.message_id!r} at {delayed.checkpoint} is not to be handled for "
         f"{delayed.seconds:.0f} s (deliver_after), and everything waits for it, because mode Ordered keeps the order; "
         "use mode Partitioned or Competing for delayed messages, or clear the row's deliver_after",
-        owed=0.0,
     )  # fmt: skip
     return or_held(state, now)
 
@@ -261,22 +258,22 @@ def _after_store(
     full = state.batch is None or state.batch.full
     if state.doubt is not None:
         # What was held with it may be forgotten by now: look what is held before the next message.
-        state = replace(state, blocking=True, held_due=now)
+        state = state._replace(blocking=True, held_due=now)
     owed = state.owed if state.batch is None else decide_after_turn(state.owed, Turn.FRESH, now - state.turn_began)
     if state.step is Step.HANDLE and state.block is not None:
-        state = replace(state, block=decide_block(state.block, policy.delivery.batch_limit, through=True))
+        state = state._replace(block=decide_block(state.block, policy.delivery.batch_limit, through=True))
     state = with_newly_held(_narrowed(_trusted(state), pair), now)
     following = state.following
     # Where all was seen the look in vain that would follow counts as made.
-    state = replace(
-        state, step=Step.FETCH, due=now if full else now + retry.idle_wait(0, policy.poll_interval),
-        stored=pair, cursor=pair, batch=None, delivered=False, doubt=None, attempt=0, failures=0, idle=int(saw_all),
-        saw_all=saw_all, verdict=None, unstored_rows=0, stopped=None, given_up=None,
-        state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="", owed=owed,
+    state = state._replace(
+        step=Step.FETCH, due=now if full else now + retry.idle_wait(0, policy.poll_interval), stored=pair, cursor=pair,
+        batch=None, delivered=False, doubt=None, attempt=0, failures=0, idle=int(saw_all), saw_all=saw_all,
+        verdict=None, unstored_rows=0, stopped=None, given_up=None, owed=owed,
+        state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="",
     )  # fmt: skip
     if following and not state.blocking and _begins_at(following[0], pair):
-        return replace(
-            state, step=Step.HANDLE, due=now, batch=following[0], begun=True, following=following[1:], failed=(),
+        return state._replace(
+            step=Step.HANDLE, due=now, batch=following[0], begun=True, following=following[1:], failed=(),
             turn_began=now,
         )  # fmt: skip
     return or_held(state, now)
@@ -290,9 +287,9 @@ def _after_isolation(state: ProcessorState, found: outcomes.Isolated, now: float
     """What failed is held, or will be with the checkpoint."""
     whole = state.batch is not None and found.batch.examined == state.batch.examined
     block = decide_block(found.next_block, policy.delivery.batch_limit, through=whole and not found.failed)
-    state = replace(state, batch=found.batch, failed=found.failed, block=block, begun=False, following=())
+    state = state._replace(batch=found.batch, failed=found.failed, block=block, begun=False, following=())
     if not found.stored:
-        return replace(state, step=Step.STORE, due=now, delivered=True)
+        return state._replace(step=Step.STORE, due=now, delivered=True)
     return _after_store(state, found.batch.examined, now, policy)
 
 
@@ -307,7 +304,7 @@ def _trusted(state: ProcessorState) -> ProcessorState:
     if state.poison_search is None or state.batch is None:
         return state
     left = state.poison_search.left - state.batch.matched_count - len(state.batch.excluded)
-    return replace(state, poison_search=failing.PoisonSearch(left) if left > 0 else None)
+    return state._replace(poison_search=failing.PoisonSearch(left) if left > 0 else None)
 
 
 def _narrowed(state: ProcessorState, examined: Checkpoint) -> ProcessorState:
@@ -315,14 +312,14 @@ def _narrowed(state: ProcessorState, examined: Checkpoint) -> ProcessorState:
     if state.search_end is None or state.limit is None:
         return state
     if examined >= state.search_end:
-        return replace(state, limit=None, search_end=None)
-    return replace(state, limit=max(1, state.limit // 2))
+        return state._replace(limit=None, search_end=None)
+    return state._replace(limit=max(1, state.limit // 2))
 
 
 def _after_lost_transaction(state: ProcessorState, doubt: outcomes.CommitUnknown, now: float) -> ProcessorState:
     """Reconnect at once and ask the contract; the wait comes before the batch is tried again."""
-    return replace(
-        state, step=Step.PREPARE, due=now, doubt=doubt, failures=state.failures + 1, state=WorkerState.UNAVAILABLE,
+    return state._replace(
+        step=Step.PREPARE, due=now, doubt=doubt, failures=state.failures + 1, state=WorkerState.UNAVAILABLE,
         reason=doubt.error.reason, message=str(doubt.error),
     )  # fmt: skip
 
@@ -338,28 +335,24 @@ def _after_failure(
     if apart and state.lease is not None and state.step not in _WRITING_DOWN:
         if batch is not None and batch.held:
             return after_held_failure(state, batch, error, now, policy, chance)
-        several = batch is not None and batch.matched_count > 1 and state.step is Step.HANDLE
-        if several and _may_isolate(state, policy) and failing.is_refusal(error, policy.delivery.retry):
-            return replace(
-                state, step=Step.ISOLATE, due=now, block=None, failures=0, state=WorkerState.RETRYING,
-                reason=error.reason, message=str(error),
-            )  # fmt: skip
-        if (
-            policy.bisects
-            and batch is not None
-            and batch.matched_count > 1
-            and error.reason not in failing.NOBODYS_FAULT
-        ):
-            return _bisected(state, batch, error, now)
+        if batch is not None and batch.matched_count > 1:
+            refused = state.step is Step.HANDLE and failing.is_refusal(error, policy.delivery.retry)
+            if refused and _may_isolate(state, policy):
+                return state._replace(
+                    step=Step.ISOLATE, due=now, block=None, failures=0, state=WorkerState.RETRYING,
+                    reason=error.reason, message=str(error),
+                )  # fmt: skip
+            if policy.bisects and error.reason not in failing.NOBODYS_FAULT:
+                return _bisected(state, batch, error, now)
         return _after_attempt(state, batch, failed, now, policy, chance)
     failures = state.failures + 1
     wait = retry.infrastructure_backoff(failures, policy.delivery.retry, chance, error)
     owner = state.lease is not None and (error.reason in retry.OF_THE_TARGET or isinstance(error, HandlerError))
     held = state.held_due if batch is None or not batch.held else now + wait
-    return replace(
-        state, step=Step.PREPARE, due=now + wait, failures=failures, verdict=None, held_due=held,
-        state=WorkerState.RETRYING if owner else WorkerState.UNAVAILABLE, reason=error.reason,
-        message=str(error), batch=state.batch if state.delivered else None,
+    return state._replace(
+        step=Step.PREPARE, due=now + wait, failures=failures, verdict=None, held_due=held,
+        batch=batch if state.delivered else None,
+        state=WorkerState.RETRYING if owner else WorkerState.UNAVAILABLE, reason=error.reason, message=str(error),
     )  # fmt: skip
 
 
@@ -369,31 +362,31 @@ def _after_attempt(
     """One message failed alone (or, where nothing is halved, a batch): again here, held, or no more."""
     delivery, error = policy.delivery, failed.error
     attempt = state.attempt + 1
-    state = replace(state, attempt=attempt, failures=0, reason=error.reason, message=str(error))
+    state = state._replace(attempt=attempt, failures=0, reason=error.reason, message=str(error))
     nobodys = error.reason in failing.NOBODYS_FAULT or not policy.bisects or batch is None
     if (verdict := stopping.decide_given_up(state, failed)) is not None:
         pass
     elif delivery.blocking is Blocks.PARTITION or nobodys:
         delay = retry.decide_retry(attempt, delivery.retry, chance, error)
         if delay is not None:
-            return replace(state, step=Step.FETCH, due=now + delay, batch=None, state=WorkerState.RETRYING)
+            return state._replace(step=Step.FETCH, due=now + delay, batch=None, state=WorkerState.RETRYING)
         verdict = None if nobodys else failing.decide_end(error, attempt, delivery)
     else:
         verdict = failing.decide_verdict(error, attempt, delivery, chance)
     if verdict is None:
         return stopping.stop(state, failed, batch, now)
-    return replace(state, step=Step.HOLD_BATCH, due=now, batch=batch, verdict=verdict, state=WorkerState.RETRYING)
+    return state._replace(step=Step.HOLD_BATCH, due=now, batch=batch, verdict=verdict, state=WorkerState.RETRYING)
 
 
 def _throttled(state: ProcessorState, throttled: outcomes.Throttled, now: float) -> ProcessorState:
     """The rate is used up: what is in hand stays there. The target is let be: others may have a consumer's batch."""
     if throttled.reason is Reason.RUNNING:
-        return replace(state, due=now + throttled.seconds)
-    state = replace(state, state=WorkerState.RETRYING, reason=throttled.reason, message=throttled.message)
+        return state._replace(due=now + throttled.seconds)
+    state = state._replace(state=WorkerState.RETRYING, reason=throttled.reason, message=throttled.message)
     if state.step in HANDS_OVER:
         # The pause may be long: it is read again afterwards, as a person may have decided meanwhile.
         held = state.held_due if state.batch is None or not state.batch.held else now + throttled.seconds
-        state = replace(state, step=Step.FETCH, batch=None, held_due=held)
+        state = state._replace(step=Step.FETCH, batch=None, held_due=held)
     return competing.handed_back(state, now, throttled.seconds)
 
 
@@ -405,16 +398,16 @@ def _bisected(state: ProcessorState, batch: Batch, error: OutboxError, now: floa
     half = (batch.matched_count + len(batch.excluded)) // 2
     if isinstance(error, MessagesFailedError):
         half = max(1, [message.checkpoint in error.failed for message in batch].index(True))
-    return replace(
-        state, step=Step.FETCH, due=now, batch=None, failures=0, limit=half,
-        search_end=batch.examined, state=WorkerState.RETRYING, reason=error.reason,
+    return state._replace(
+        step=Step.FETCH, due=now, batch=None, failures=0, limit=half, search_end=batch.examined,
+        state=WorkerState.RETRYING, reason=error.reason,
         message=f"{error}; looking for the message among {batch.matched_count}",
     )  # fmt: skip
 
 
 def _after_loss(state: ProcessorState, lost: outcomes.OwnershipLost, now: float) -> ProcessorState:
-    return replace(
-        without_ownership(state), step=Step.PREPARE, due=now, state=WorkerState.STARTING, reason=Reason.LEASE_LOST,
+    return without_ownership(state)._replace(
+        step=Step.PREPARE, due=now, state=WorkerState.STARTING, reason=Reason.LEASE_LOST,
         message=f"{lost.message}; asking for ownership again",
     )  # fmt: skip
 
@@ -425,37 +418,33 @@ def _after_sharing(
     """The replicas share the partitions: this one becomes ours, or another's."""
     match outcome:
         case outcomes.Assigned():
-            return replace(state, step=Step.REVIEW, due=now)
+            return state._replace(step=Step.REVIEW, due=now)
         case outcomes.Revoked() if state.lease is not None:
-            return replace(state, step=Step.RELEASE, due=now)
+            return state._replace(step=Step.RELEASE, due=now)
         case outcomes.Revoked() | outcomes.Released():
-            return _parked(state)
-
-
-def _parked(state: ProcessorState) -> ProcessorState:
-    return replace(
-        without_ownership(state), step=Step.PARK, due=inf, attempt=0, failures=0, stopped=None,
-        state=WorkerState.STANDBY, reason=Reason.LEASE_HELD, message="another replica owns this partition",
-    )  # fmt: skip
+            return without_ownership(state)._replace(
+                step=Step.PARK, due=inf, attempt=0, failures=0, stopped=None, state=WorkerState.STANDBY,
+                reason=Reason.LEASE_HELD, message="another replica owns this partition",
+            )  # fmt: skip
 
 
 def _after_mending(state: ProcessorState, now: float) -> ProcessorState:
     """The handler's file changed: what was given up is tried again."""
     if state.step is Step.PARK:
         return state
-    state = replace(state, attempt=0, stopped=None, due=now)
+    state = state._replace(attempt=0, stopped=None, due=now)
     if state.lease is None or state.step not in (Step.HOLD, Step.FETCH, Step.TAKE_HELD):
         return state
-    return replace(state, step=Step.LOAD, batch=None, forgiven=True)
+    return state._replace(step=Step.LOAD, batch=None, forgiven=True)
 
 
 def _sooner(state: ProcessorState, useless: int, now: float) -> ProcessorState:
     """Look for messages now, or soon where looks were in vain; what is not visible yet is looked for again."""
     due = min(state.due, now + retry.wake_wait(useless))
     idle = min(state.idle, SETTLED_LOOKS - 1) if useless > 0 else 0
-    return replace(state, step=Step.FETCH, due=due, idle=idle, saw_all=False)
+    return state._replace(step=Step.FETCH, due=due, idle=idle, saw_all=False)
 
 
 def _after_stop(state: ProcessorState, now: float) -> ProcessorState:
-    state = replace(state, due=now, state=WorkerState.DRAINING, reason=Reason.DRAINING, message="asked to stop")
-    return state if state.is_last_work and state.failures == 0 else replace(state, step=Step.END)
+    state = state._replace(due=now, state=WorkerState.DRAINING, reason=Reason.DRAINING, message="asked to stop")
+    return state if state.is_last_work and state.failures == 0 else state._replace(step=Step.END)

@@ -5,7 +5,6 @@ The part of `outbox_core.processor.lifecycle` that is about the codes of `store_
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from outbox_core.processor import outcomes
@@ -22,7 +21,7 @@ REFUSED_WAIT: Final = 0.5
 def after_review(state: ProcessorState, review: outcomes.Reviewed, now: float) -> ProcessorState:
     """Go on to the target, or wait for a person where a conflict is open."""
     if review.open is None:
-        return replace(state, step=Step.CHECK_TARGET, due=now)
+        return state._replace(step=Step.CHECK_TARGET, due=now)
     return _blocked(state, review.open, now, review.note)
 
 
@@ -41,8 +40,7 @@ def _blocked(state: ProcessorState, conflict: outcomes.OpenConflict, now: float,
         f"expected {conflict.expected or 'one, which is gone'}; {decision} with outbox-operator.dev/rewind-checkpoint: "
         f'"{conflict.id}=<transaction_id>:<position>" (cursor Snapshot: 0:<first position to handle again>)'
     )
-    return replace(
-        without_ownership(state),
+    return without_ownership(state)._replace(
         step=Step.REVIEW,
         due=now + BLOCKED_POLL,
         state=WorkerState.BLOCKED,
@@ -55,17 +53,17 @@ def after_refusal(state: ProcessorState, refused: outcomes.Rejected, now: float)
     """Go on from the stored pair where the batch was handled before; else record what was answered."""
     if refused.answer is StoreAnswer.IGNORED:
         # The batch was handled before: skip to the stored pair.
-        return replace(
-            state, step=Step.FETCH, due=now, stored=refused.new, cursor=refused.new, batch=None, delivered=False,
+        return state._replace(
+            step=Step.FETCH, due=now, stored=refused.new, cursor=refused.new, batch=None, delivered=False,
             doubt=None, attempt=0, failures=0, unstored_rows=0, verdict=None,
         )  # fmt: skip
     if refused.answer is StoreAnswer.NOT_OWNER and state.doubt is not None and state.doubt.committing:
         # It may have been committed before ownership went: that is no conflict, and must not be reported as one.
-        return replace(
-            without_ownership(state), step=Step.CLAIM, due=now, state=WorkerState.STARTING, reason=Reason.LEASE_LOST,
+        return without_ownership(state)._replace(
+            step=Step.CLAIM, due=now, state=WorkerState.STARTING, reason=Reason.LEASE_LOST,
             message="ownership went while a commit's outcome was unknown; the stored checkpoint tells",
         )  # fmt: skip
-    return replace(state, step=Step.RECORD, due=now, refusal=refused, doubt=None)
+    return state._replace(step=Step.RECORD, due=now, refusal=refused, doubt=None)
 
 
 def after_record(state: ProcessorState, recorded: outcomes.Recorded, now: float) -> ProcessorState:
@@ -75,8 +73,8 @@ def after_record(state: ProcessorState, recorded: outcomes.Recorded, now: float)
         conflict = outcomes.OpenConflict(recorded.conflict_id, int(refusal.answer), refusal.expected, refusal.stored)
         return _blocked(state, conflict, now)
     pair = f"batch up to {refusal.new} " if refusal else "batch "
-    return replace(
-        without_ownership(state), step=Step.CLAIM, due=now + REFUSED_WAIT, state=WorkerState.STARTING,
+    return without_ownership(state)._replace(
+        step=Step.CLAIM, due=now + REFUSED_WAIT, state=WorkerState.STARTING,
         reason=Reason.NOT_OWNER,
         message=f"conflict {recorded.conflict_id}: {pair}was refused with 4 and rolled back, another one owns the "
         "processor now; asking for ownership again",

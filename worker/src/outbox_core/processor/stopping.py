@@ -43,7 +43,7 @@ def stop(state: ProcessorState, failed: outcomes.Failed, batch: Batch | None, no
     """Attempts ran out: handle nothing more."""
     stopped = build_stopped(state.attempt, failed.error, failed.message, _place(batch))
     unnamed = batch if failed.message is None and batch is not None and batch.matched_count == 1 else None
-    return _held(replace(state, batch=None), replace(stopped, pair=state.stored, unnamed=unnamed), now)
+    return hold(state._replace(batch=None), replace(stopped, pair=state.stored, unnamed=unnamed), now)
 
 
 def build_stopped(attempts: int, error: OutboxError, named: Named | None, place: str = "") -> Stopped:
@@ -73,15 +73,16 @@ def next_look(stopped: Stopped | None, now: float) -> float:
 def resume(state: ProcessorState, stopped: Stopped, now: float) -> ProcessorState:
     """Loaded again, by the same process: it is still stopped, unless another owner has moved the checkpoint."""
     if stopped.pair == state.stored:
-        return _held(state, stopped, now)
-    return replace(
-        state, step=Step.FETCH, attempt=0, stopped=None, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message=""
+        return hold(state, stopped, now)
+    return state._replace(
+        step=Step.FETCH, attempt=0, stopped=None, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message=""
     )  # fmt: skip
 
 
-def _held(state: ProcessorState, stopped: Stopped, now: float) -> ProcessorState:
-    return replace(
-        state, step=Step.HOLD, due=next_look(stopped, now), stopped=stopped, state=WorkerState.STOPPED,
+def hold(state: ProcessorState, stopped: Stopped, now: float) -> ProcessorState:
+    """Handle nothing, and look whether a person has decided."""
+    return state._replace(
+        step=Step.HOLD, due=next_look(stopped, now), stopped=stopped, state=WorkerState.STOPPED,
         reason=Reason.ATTEMPTS_EXHAUSTED, message=stopped.message,
     )  # fmt: skip
 
@@ -90,17 +91,17 @@ def decide_after_look(state: ProcessorState, decision: outcomes.Decision, now: f
     """A person decided, or has not yet; or only now is it known which message it is."""
     if decision.named is not None and state.stopped is not None:
         known = replace(state.stopped, message=f"{state.stopped.message}; it is {decision.named.text}")
-        return _held(state, _with_remedy(known, decision.named), now)
+        return hold(state, _with_remedy(known, decision.named), now)
     if not decision.given_up or state.stopped is None:
-        return replace(state, due=next_look(state.stopped, now))
-    again = replace(
-        state, step=Step.FETCH, due=now, stopped=None, given_up=state.stopped.place, state=WorkerState.RETRYING,
+        return state._replace(due=next_look(state.stopped, now))
+    again = state._replace(
+        step=Step.FETCH, due=now, stopped=None, given_up=state.stopped.place, state=WorkerState.RETRYING,
         message=GIVEN_UP,
     )  # fmt: skip
     if state.claimed is not None:
         return again  # with the message first in what is left of the batch
     # Anything behind the checkpoint: the limit is for one batch.
-    return replace(again, attempt=0, limit=1, search_end=state.stored, cursor=state.stored)
+    return again._replace(attempt=0, limit=1, search_end=state.stored, cursor=state.stored)
 
 
 def decide_given_up(state: ProcessorState, failed: outcomes.Failed) -> Verdict | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.processor.state import Step
@@ -39,13 +38,13 @@ def summarize(states: Mapping[int, ProcessorState]) -> ProcessorState:
     partition, state = min(states.items(), key=lambda item: (TELLING.index(item[1].state), item[0]))
     if state.state is WorkerState.ACTIVE:
         busy = any(each.reason is Reason.RUNNING for each in states.values())
-        return replace(state, reason=Reason.RUNNING if busy else Reason.IDLE)
+        return state._replace(reason=Reason.RUNNING if busy else Reason.IDLE)
     if state.state is WorkerState.STANDBY:
-        return replace(state, message="other replicas own all partitions")
+        return state._replace(message="other replicas own all partitions")
     alike = [number for number, each in states.items() if (each.state, each.message) == (state.state, state.message)]
     if len(alike) > 1 or not state.message:
         return state
-    return replace(state, message=f"partition {partition}: {state.message}")
+    return state._replace(message=f"partition {partition}: {state.message}")
 
 
 def is_ready(states: Mapping[int, ProcessorState]) -> bool:

@@ -9,7 +9,6 @@ the batches that were begun before.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outbox_core.errors import OutboxError
@@ -97,7 +96,7 @@ class Pipeline:
     def _find(self, state: ProcessorState, last: Batch) -> Batch | None:
         """Read what follows; None: that is for a later step."""
         try:
-            fetched = self._feed.fetch(replace(state, cursor=last.examined, batch=None))
+            fetched = self._feed.fetch(state._replace(cursor=last.examined, batch=None))
         except (OutboxError, DatabaseError):
             return None  # the step that reads, or stores, tells it
         if not isinstance(fetched, outcomes.Fetched) or not fetched.batch.matched_count:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -123,7 +122,7 @@ class Runner:
         outcome = outcome or self._judge(self.context.ownership.begin_step())
         phase = self.context.throttle.breaker.phase
         if before.step is Step.TAKE_HELD and self._found_fresh and decide_turn(0.0, phase) is Turn.FRESH:
-            before = replace(before, step=Step.FETCH)
+            before = before._replace(step=Step.FETCH)
         if outcome is None:
             outcome = self._find_obstacle(before.step) or self._perform(before)
         if isinstance(outcome, outcomes.Fetched):

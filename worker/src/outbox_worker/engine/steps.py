@@ -121,7 +121,7 @@ def steps_of_an_owner(
         if fetched.batch.after.numbering is not None:
             fetched = replace(fetched, batch=number_batch(fetched.batch, state.stored))
         if fetched.is_last:
-            handled = handling.handle(replace(state, batch=fetched.batch))
+            handled = handling.handle(state._replace(batch=fetched.batch))
             if isinstance(handled, outcomes.Stored):
                 context.status.add_batch(handled.count)
             return handled

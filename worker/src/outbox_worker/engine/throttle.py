@@ -6,7 +6,6 @@ Decisions are outbox_core's.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from outbox_core import rate, retry
@@ -86,8 +85,8 @@ class Throttle:
         waits = state.state is WorkerState.ACTIVE or (state.state is WorkerState.RETRYING and not state.failures)
         if not waits or self.phase is not Phase.OPEN:
             return state
-        return replace(
-            state, state=WorkerState.RETRYING, reason=Reason.CIRCUIT_OPEN, message=self._describe(), attempt=0
+        return state._replace(
+            state=WorkerState.RETRYING, reason=Reason.CIRCUIT_OPEN, message=self._describe(), attempt=0
         )  # fmt: skip
 
     def _describe(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outbox_core.errors import OutboxError
@@ -42,12 +41,12 @@ def run_once(settings: Settings, config: ProcessorConfig, databases: Databases) 
             code, message = _hand_over(databases, key, status, settings.hand_over)
         else:
             code, message = _release(databases, key)
-        state = replace(state, message=message)
+        state = state._replace(message=message)
         if code == ExitCode.CLAIM_HELD:
-            state = replace(state, state=WorkerState.CLAIM_REFUSED, reason=Reason.CLAIM_HELD)
+            state = state._replace(state=WorkerState.CLAIM_REFUSED, reason=Reason.CLAIM_HELD)
     except (OutboxError, DatabaseError) as err:
         error = translate(err) if isinstance(err, DatabaseError) else err
-        state = replace(state, state=WorkerState.UNAVAILABLE, reason=error.reason, message=str(error))
+        state = state._replace(state=WorkerState.UNAVAILABLE, reason=error.reason, message=str(error))
         code = FAILED
     finally:
         databases.discard()
