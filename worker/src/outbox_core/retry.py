@@ -24,7 +24,7 @@ CLAIM_CEILING: Final = 10.0
 LONGEST_ASKED: Final = 86_400.0
 """Longest wait that an error can ask for (retry after): a day."""
 
-OF_THE_TARGET: Final = frozenset({Reason.TARGET_UNAVAILABLE, Reason.MESSAGE_UNROUTABLE, Reason.STATEMENT_FAILED})
+_OF_THE_TARGET: Final = frozenset({Reason.TARGET_UNAVAILABLE, Reason.MESSAGE_UNROUTABLE, Reason.STATEMENT_FAILED})
 """Faults of the target, and deadlocks: the owner stays owner. A resource may count them as attempts."""
 
 _FIRST_IDLE_WAIT: Final = 0.01
@@ -48,15 +48,19 @@ class ErrorKind(Enum):
 def classify_error(error: OutboxError, retry: Retry) -> ErrorKind:
     """Say what a failure of handling means: by the resource's lists of classes first, else by who failed."""
     named = {*error.classes, error.reason.value}
-    ours = isinstance(error, HandlerError)
-    if ours or error.reason in OF_THE_TARGET:
+    if is_of_target(error):
         if named.intersection(retry.never):
             return ErrorKind.HOPELESS
         if named.intersection(retry.forever):
             return ErrorKind.OUTSIDE
         if named.intersection(retry.counted):
             return ErrorKind.ATTEMPT
-    return ErrorKind.ATTEMPT if ours else ErrorKind.OUTSIDE
+    return ErrorKind.ATTEMPT if isinstance(error, HandlerError) else ErrorKind.OUTSIDE
+
+
+def is_of_target(error: OutboxError) -> bool:
+    """Say whether the handler or the target failed, in place of what is between it and the messages."""
+    return isinstance(error, HandlerError) or error.reason in _OF_THE_TARGET
 
 
 def backoff(failures: int, *, initial: float, ceiling: float, jitter: float, chance: float) -> float:

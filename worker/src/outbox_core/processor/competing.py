@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, assert_never
 
 from outbox_core import retry
-from outbox_core.errors import HandlerError, MessagesFailedError
+from outbox_core.errors import HandlerError
 from outbox_core.processor import failing, outcomes, stopping
 from outbox_core.processor.claimed_batch import RefusalAction, RefusalVerdict
 from outbox_core.processor.isolation import decide_block
@@ -280,10 +280,7 @@ def after_failure(
     """Halve a batch that failed, let the one message that failed leave it, or hand it back."""
     settings = policy.delivery.retry
     batch = state.batch
-    # Where the target names what failed, all else goes on, with every kind of failure.
-    named = isinstance(error, MessagesFailedError)
-    counts = named or retry.classify_error(error, settings) is not retry.ErrorKind.OUTSIDE
-    if counts and state.step is Step.HANDLE and batch is not None:
+    if failing.is_of_messages(error, settings) and state.step is Step.HANDLE and batch is not None:
         said = state._replace(failures=0, state=WorkerState.RETRYING, reason=error.reason)
         if error.reason in failing.NOBODYS_FAULT:
             attempt = state.attempt + 1
@@ -299,8 +296,7 @@ def after_failure(
         return said._replace(step=Step.DEFER, due=now, failure=error, message=str(error), attempt=1)
     failures = state.failures + 1
     wait = retry.infrastructure_backoff(failures, settings, chance, error)
-    of_target = error.reason in retry.OF_THE_TARGET or isinstance(error, HandlerError)
-    busy = state.claimed is not None and of_target
+    busy = state.claimed is not None and retry.is_of_target(error)
     told = state._replace(
         failures=failures, state=WorkerState.RETRYING if busy else WorkerState.UNAVAILABLE, reason=error.reason,
         message=str(error),

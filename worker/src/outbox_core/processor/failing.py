@@ -1,8 +1,7 @@
 """PURE: what becomes of the one message that failed alone.
 
 Where a failing message blocks its partition it is tried again where it is, and nothing is written. Otherwise it is
-*held*:
-the checkpoint passes it in the same transaction that holds it, and it is tried again from there. When its
+*held*: the checkpoint passes it in the same transaction that holds it, and it is tried again from there. When its
 attempts ran out, the resource says whether it waits for a person (held, without a next attempt), becomes a dead letter
 or is skipped.
 """
@@ -14,8 +13,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from outbox_core import retry
-from outbox_core.errors import HandlerError
+from outbox_core.errors import HandlerError, MessagesFailedError
 from outbox_core.report import Reason
+from outbox_core.retry import ErrorKind
 from outbox_core.spec import Blocks, WhenExhausted
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ class Failure:
 class PoisonSearch:
     """Former owners died at this checkpoint: one of the next `left` messages may be the poison message.
 
-    Half of them are tried at once.
-    What gets through is trusted, and what another owner dies of is written down: either way a half is left.
+    Half of them are tried at once. What gets through is trusted, and what another owner dies of is written down: either
+    way a half is left.
     """
 
     left: int
@@ -97,26 +97,27 @@ def decide_verdict(error: OutboxError, attempt: int, delivery: Delivery, chance:
     delay = retry.decide_retry(attempt, delivery.retry, chance, error)
     if delay is None:
         return decide_end(error, attempt, delivery)
-    return _verdict(Action.HOLD, error, attempt, delivery, wait=delay)
+    return build_verdict(Action.HOLD, error, attempt, blocks=delivery.blocking is Blocks.KEY, wait=delay)
 
 
 def decide_passed_verdict(error: OutboxError, attempt: int, delivery: Delivery, chance: float) -> Verdict:
     """Decide as `decide_verdict` about a message that its partition passes in any case."""
     verdict = decide_verdict(error, attempt, delivery, chance)
-    return verdict or Verdict(Action.HOLD, attempt, error.error_class, shown_error(error), None, blocks=True)
+    return verdict or build_verdict(Action.HOLD, error, attempt, blocks=True)
 
 
 def decide_end(error: OutboxError, attempt: int, delivery: Delivery) -> Verdict | None:
     """Decide about a message whose attempts ran out; None: its partition stops at it."""
     match delivery.when_exhausted:
         case WhenExhausted.DEAD_LETTER:
-            return _verdict(Action.DEAD_LETTER, error, attempt, delivery)
+            action = Action.DEAD_LETTER
         case WhenExhausted.SKIP:
-            return _verdict(Action.SKIP, error, attempt, delivery)
+            action = Action.SKIP
+        case _ if delivery.blocking is Blocks.PARTITION:
+            return None
         case _:
-            if delivery.blocking is Blocks.PARTITION:
-                return None
-            return _verdict(Action.HOLD, error, attempt, delivery)
+            action = Action.HOLD
+    return build_verdict(action, error, attempt, blocks=delivery.blocking is Blocks.KEY)
 
 
 def decide_held_verdict(error: OutboxError, attempt: int, delivery: Delivery, chance: float) -> Verdict:
@@ -126,6 +127,16 @@ def decide_held_verdict(error: OutboxError, attempt: int, delivery: Delivery, ch
     return replace(verdict, blocks=verdict.blocks or waits)
 
 
+def is_of_messages(error: OutboxError, settings: Retry) -> bool:
+    """Say whether messages are to blame. Where the target names which, all else goes on, with every kind of failure."""
+    return isinstance(error, MessagesFailedError) or retry.classify_error(error, settings) is not ErrorKind.OUTSIDE
+
+
+def are_refusals(error: MessagesFailedError, settings: Retry) -> bool:
+    """Say whether each message that the target names is to blame itself."""
+    return all(is_refusal(each, settings) for each in error.failed.values())
+
+
 def is_refusal(error: OutboxError, settings: Retry) -> bool:
     """Say whether an error may be that of one message of several, to be found by trying fewer in the same transaction.
 
@@ -133,7 +144,7 @@ def is_refusal(error: OutboxError, settings: Retry) -> bool:
     """
     if error.reason in (Reason.HANDLER_ENDED_TRANSACTION, Reason.HANDLER_TIMEOUT):
         return False
-    return retry.classify_error(error, settings) is not retry.ErrorKind.OUTSIDE
+    return retry.classify_error(error, settings) is not ErrorKind.OUTSIDE
 
 
 def build_poison_error(crash_count: int) -> HandlerError:
@@ -145,11 +156,11 @@ def build_poison_error(crash_count: int) -> HandlerError:
     )
 
 
-def _verdict(
-    action: Action, error: OutboxError, attempt: int, delivery: Delivery, *, wait: float | None = None
+def build_verdict(
+    action: Action, error: OutboxError, attempts: int, *, blocks: bool, wait: float | None = None
 ) -> Verdict:
-    blocks = delivery.blocking is Blocks.KEY
-    return Verdict(action, attempt, error.error_class, shown_error(error), wait, blocks=blocks)
+    """Return the verdict on a message that failed with `error`."""
+    return Verdict(action, attempts, error.error_class, shown_error(error), wait, blocks)
 
 
 def shown_error(error: OutboxError) -> str:

@@ -21,7 +21,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final, assert_never
 
 from outbox_core import retry
-from outbox_core.errors import HandlerError, MessagesFailedError
+from outbox_core.errors import MessagesFailedError
 from outbox_core.processor import competing, failing, outcomes, refusals, stopping
 from outbox_core.processor.holding import after_held_failure, after_holding, or_held, with_newly_held
 from outbox_core.processor.isolation import decide_block
@@ -280,7 +280,7 @@ def _after_store(
 
 
 def _begins_at(batch: Batch, pair: Checkpoint) -> bool:
-    return (batch.after, batch.after.window) == (pair, pair.window)
+    return batch.after.is_same(pair)
 
 
 def _after_isolation(state: ProcessorState, found: outcomes.Isolated, now: float, policy: Policy) -> ProcessorState:
@@ -328,11 +328,9 @@ def _after_failure(
     state: ProcessorState, failed: outcomes.Failed, now: float, policy: Policy, chance: float
 ) -> ProcessorState:
     error = failed.error
-    kind = retry.classify_error(error, policy.delivery.retry)
     batch = state.batch
-    # Where the target names what failed, all else goes on, with every kind of failure.
-    apart = kind is not retry.ErrorKind.OUTSIDE or isinstance(error, MessagesFailedError)
-    if apart and state.lease is not None and state.step not in _WRITING_DOWN:
+    counts = failing.is_of_messages(error, policy.delivery.retry)
+    if counts and state.lease is not None and state.step not in _WRITING_DOWN:
         if batch is not None and batch.held:
             return after_held_failure(state, batch, error, now, policy, chance)
         if batch is not None and batch.matched_count > 1:
@@ -347,7 +345,7 @@ def _after_failure(
         return _after_attempt(state, batch, failed, now, policy, chance)
     failures = state.failures + 1
     wait = retry.infrastructure_backoff(failures, policy.delivery.retry, chance, error)
-    owner = state.lease is not None and (error.reason in retry.OF_THE_TARGET or isinstance(error, HandlerError))
+    owner = state.lease is not None and retry.is_of_target(error)
     held = state.held_due if batch is None or not batch.held else now + wait
     return state._replace(
         step=Step.PREPARE, due=now + wait, failures=failures, verdict=None, held_due=held,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from outbox_core.processor.failing import Action, Verdict, shown_error
+from outbox_core.processor.failing import Action, build_verdict
 from outbox_core.processor.state import Step, Stopped
 from outbox_core.report import Reason, WorkerState
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from outbox_core.errors import OutboxError
     from outbox_core.message import Batch
     from outbox_core.processor import outcomes
+    from outbox_core.processor.failing import Verdict
     from outbox_core.processor.state import ProcessorState
 
 DECISION_POLL: Final = 2.0
@@ -41,8 +42,10 @@ class Named:
 
 def stop(state: ProcessorState, failed: outcomes.Failed, batch: Batch | None, now: float) -> ProcessorState:
     """Attempts ran out: handle nothing more."""
-    stopped = build_stopped(state.attempt, failed.error, failed.message, _place(batch))
-    unnamed = batch if failed.message is None and batch is not None and batch.matched_count == 1 else None
+    alone = batch if batch is not None and batch.matched_count == 1 else None
+    place = "" if alone is None else f" at the message up to {alone.examined}"
+    stopped = build_stopped(state.attempt, failed.error, failed.message, place)
+    unnamed = alone if failed.message is None else None
     return hold(state._replace(batch=None), replace(stopped, pair=state.stored, unnamed=unnamed), now)
 
 
@@ -108,14 +111,4 @@ def decide_given_up(state: ProcessorState, failed: outcomes.Failed) -> Verdict |
     """Say what becomes of a message that fails after a person gave it up; None: it is another message."""
     if failed.message is None or state.given_up != failed.message.place:
         return None
-    error: OutboxError = failed.error
-    return Verdict(
-        Action.DEAD_LETTER, max(1, state.attempt), error.error_class, shown_error(error), None, blocks=False
-    )  # fmt: skip
-
-
-def _place(batch: Batch | None) -> str:
-    """Say where a batch of one message ends, where the message itself is not known."""
-    if batch is None or batch.matched_count != 1:
-        return ""
-    return f" at the message up to {batch.examined}"
+    return build_verdict(Action.DEAD_LETTER, failed.error, max(1, state.attempt), blocks=False)

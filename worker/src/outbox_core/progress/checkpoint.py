@@ -55,6 +55,10 @@ class Checkpoint:
             msg = f"position {self.position} is outside a bigint"
             raise ValueError(msg)
 
+    def is_same(self, other: Checkpoint) -> bool:
+        """Say whether the same is examined, with either cursor."""
+        return (self, self.window) == (other, other.window)
+
     @override
     def __str__(self) -> str:
         """Write the pair as `transaction_id:position`, the form used in status, logs and annotations."""

@@ -110,7 +110,7 @@ class Sifting:
             MessagesFailedError: it names what is no message's fault.
 
         """
-        if not all(failing.is_refusal(each, self._delivery.retry) for each in error.failed.values()):
+        if not failing.are_refusals(error, self._delivery.retry):
             raise error
         for number, message in enumerate(self._messages):
             if message.checkpoint not in error.failed:

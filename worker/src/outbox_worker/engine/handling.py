@@ -280,7 +280,8 @@ class Handling:
 
         """
         delivery = self._delivery
-        if delivery.blocking is Blocks.PARTITION or state.poison_search is not None or not self._are_refusals(error):
+        passes = delivery.blocking is not Blocks.PARTITION and state.poison_search is None
+        if not (passes and failing.are_refusals(error, delivery.retry)):
             raise error
         places = [place for place in self._fresh.places(batch) if place.checkpoint in error.failed]
         named = find_blamed(places, delivery.blocking)
@@ -295,7 +296,7 @@ class Handling:
         self, lease: outcomes.HeldLease, batch: Batch, settle: Settle, error: MessagesFailedError
     ) -> outcomes.StepOutcome:
         """The same for held messages: those taken are settled, and those named wait again, in one transaction."""
-        if not self._are_refusals(error):
+        if not failing.are_refusals(error, self._delivery.retry):
             raise error
         handled = tuple(each for each in batch.held if each.checkpoint not in error.failed)
         refused = [each for each in batch.held if each.checkpoint in error.failed]
@@ -305,9 +306,6 @@ class Handling:
         if not isinstance(outcome, outcomes.Stored):
             return outcome
         return outcomes.HeldSorted(len(handled), failed, self._delivery.batch_limit, more=False)
-
-    def _are_refusals(self, error: MessagesFailedError) -> bool:
-        return all(failing.is_refusal(each, self._delivery.retry) for each in error.failed.values())
 
     def _try_parts(self, transaction: Transaction, parts: Parts, block: int | None, seconds: float) -> None:
         """Handle the batch in parts; what no message is to blame for is raised.

@@ -236,7 +236,7 @@ class CheckpointSettling(Settling):
             settled = checkpoints.settle(connection, key, epoch=lease.epoch, token=lease.token)
             if not settled.owned:
                 return outcomes.Rejected(StoreAnswer.NOT_OWNER, doubt.expected, doubt.new, None)
-            if settled.pair == doubt.new and settled.pair.window == doubt.new.window:
+            if settled.pair is not None and settled.pair.is_same(doubt.new):
                 # Of a batch that was handled in part nothing says any more how much of that part failed.
                 whole = state.batch is not None and doubt.new == state.batch.examined
                 return outcomes.Stored(doubt.new, state.batch.matched_count if state.batch and whole else 0)

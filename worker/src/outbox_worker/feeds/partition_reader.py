@@ -106,13 +106,10 @@ class PartitionReader:
             if self._arrivals is not None:
                 self._arrivals.note(batch)
             return batch
-
-        def is_new(batch: Batch) -> bool:
-            return (batch.examined, batch.examined.window) != (after, after.window)
-
         return remote_target.read_durably(
-            connection, lambda: read(connection, after, limit), is_new, self.source_timeline
-        )
+            connection, lambda: read(connection, after, limit), lambda batch: not batch.examined.is_same(after),
+            self.source_timeline,
+        )  # fmt: skip
 
     def in_source(self, batch: Batch) -> Relation:
         """Return the SELECT of the messages of the batch's range that are not excluded, for the source's database."""
