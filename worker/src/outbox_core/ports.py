@@ -294,4 +294,3 @@ class PipelinedTarget(OutsideTransaction, Protocol):
 
 
 Target = InTransaction | OutsideTransaction
-"""`outbox_worker.engine.effects` matches it, once."""

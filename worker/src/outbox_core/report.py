@@ -242,7 +242,7 @@ class HighWaterMark(BoundStatus):
 
     @property
     def stalled(self) -> bool:
-        """It is worth a word."""
+        """It has stood still for so long that people are told."""
         return self.age_seconds >= STALLED_AFTER
 
 

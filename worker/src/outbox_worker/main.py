@@ -130,20 +130,13 @@ def _run(settings: Settings, engine: Engine) -> int:
         Shutdown(waker, settings.grace_seconds),
     )  # fmt: skip
     health = HealthServer(
-        (settings.host, settings.port),
-        access=read_access(settings),
-        statuses=statuses,
-        progress=progress,
+        (settings.host, settings.port), access=read_access(settings), statuses=statuses, progress=progress
     )
     health.start()
     for each in processors:
         _log.info(
             "started",
-            extra={
-                "processor": each.config.processor_id,
-                "resource": str(each.config.resource),
-                "port": health.port,
-            },
+            extra={"processor": each.config.processor_id, "resource": str(each.config.resource), "port": health.port},
         )
     count = None if config.delivery.partitions is None else config.delivery.partitions.count
     take_over = settings.take_over

@@ -296,12 +296,12 @@ class HandlerChanged:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """Divided processor: this process shall own the partition."""
+    """Mode Partitioned: this process shall own the partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """Divided processor: another process shall own the partition."""
+    """Mode Partitioned: another process shall own the partition."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,16 +46,12 @@ class ThisConsumer:
         self.settings = config.delivery.competing
         self._key = key
         self._token = token
-        self._consumer = calls.Consumer(f"{pod_uid}/{token}", pod, config.resource.uid, self.settings.lease_duration)
+        self.identity = calls.Consumer(f"{pod_uid}/{token}", pod, config.resource.uid, self.settings.lease_duration)
+        """How the database names this process."""
         most = config.delivery.batch_limit
         payloads = PayloadBound(config.delivery.byte_limit, most)
-        self.taker = calls.BatchTaker(key, self._consumer, config.source, self.settings, most, payloads)
+        self.taker = calls.BatchTaker(key, self.identity, config.source, self.settings, most, payloads)
         self._count = 1
-
-    @property
-    def identity(self) -> calls.Consumer:
-        """How the database names this process."""
-        return self._consumer
 
     def note_count(self, consumers: int) -> None:
         """Take how many live; this one does, also where none was seen."""
@@ -69,8 +65,8 @@ class ThisConsumer:
     def renew_membership(self, connection: Connection) -> None:
         """Say that this consumer lives."""
         partitions.renew_membership(
-            connection, self._key, claim_uid=self._consumer.claim_uid, pod=self._consumer.pod, token=self._token,
-            lease=self._consumer.lease,
+            connection, self._key, claim_uid=self.identity.claim_uid, pod=self.identity.pod, token=self._token,
+            lease=self.identity.lease,
         )  # fmt: skip
 
     def end_membership(self, connection: Connection) -> None:

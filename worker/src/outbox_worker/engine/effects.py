@@ -6,7 +6,7 @@ While a target works the heartbeat keeps its transaction from being idle, and de
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, assert_never
+from typing import TYPE_CHECKING, TypeVar
 
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.ports import InTransaction, OutsideTransaction, PipelinedTarget, SearchTarget
@@ -34,20 +34,14 @@ class Effects:
         self._shutdown = context.shutdown
         self._throttle = context.throttle
         self._timeout = context.config.delivery.timeout.total_seconds()
-        self._inside: InTransaction | None = None
-        self._outside: OutsideTransaction | None = None
-        match context.target:
-            case InTransaction() as target:
-                self._inside = target
-            case OutsideTransaction() as target:
-                self._outside = target
-            case _:
-                assert_never(context.target)
+        target = context.target
+        self._inside = target if isinstance(target, InTransaction) else None
+        self._outside = target if isinstance(target, OutsideTransaction) else None
         self.are_inside = self._inside is not None
         """Effects are in a transaction of the checkpoint's database."""
         self.are_remembered = self._outside is not None and self._outside.has_own_transactions
         """The target writes down what it has, and by that leaves out what comes again."""
-        self._pipelined = context.target if isinstance(context.target, PipelinedTarget) else None
+        self._pipelined = target if isinstance(target, PipelinedTarget) else None
         self.most_under_way = 1 if self._pipelined is None else self._pipelined.most_under_way
         """Batches that the target takes before the first one is stored."""
         self.awaits_confirms = self._pipelined is not None and self._pipelined.awaits_confirms

@@ -96,7 +96,7 @@ class Handling:
             request = self._fresh.request(state, batch)
             return self._in_transaction(request.lease, request, batch, self._keeper(state))
         try:
-            return self._deliver(state, batch, self._pipeline)
+            return self._deliver(state, batch)
         except MessagesFailedError as err:
             return self._sort_named(state, batch, err)
 
@@ -124,9 +124,7 @@ class Handling:
         effects = partial(self._effects.handle, batch)
         return self._runner.run(self._target.connection(), lease.epoch, request, effects, finish)
 
-    def _deliver(
-        self, state: ProcessorState, batch: Batch, pipeline: Pipeline | None = None
-    ) -> outcomes.StepOutcome:  # fmt: skip
+    def _deliver(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
         """AtLeastOnce: the lease is checked right before, because what is handed over cannot be recalled."""
         lease = lease_of(state)
         if self._effects.are_remembered:  # with this batch, and no longer with those whose checkpoints are stored
@@ -136,10 +134,9 @@ class Handling:
             return told
         if not self._effects.are_inside:
             # Where the target lost what it had begun, it lost all behind it too: those come one by one, in their order.
-            lost = state.begun and not under_way
-            if pipeline is not None and not lost:
-                return pipeline.deliver(state, batch)
-            return outcomes.Delivered(self._effects.deliver(batch, lease.epoch))
+            if batch.held or (state.begun and not under_way):
+                return outcomes.Delivered(self._effects.deliver(batch, lease.epoch))
+            return self._pipeline.deliver(state, batch)
         outcome = self._in_transaction(lease, None, batch)
         return outcomes.Delivered(outcome.count) if isinstance(outcome, outcomes.Stored) else outcome
 
@@ -156,18 +153,20 @@ class Handling:
 
     def store(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Store a checkpoint alone, in its own transaction."""
-        new = state.batch.examined if state.delivered and state.batch else state.cursor
+        delivered = state.batch if state.delivered else None
+        new = state.cursor if delivered is None else delivered.examined
         if new is None:
             raise TransientError("nothing to store", reason=Reason.INTERNAL_ERROR)
-        request = StoreRequest(lease_of(state), state.stored, new)
-        outcome = self._runner.run(self._target.connection(), request.lease.epoch, request, None, self._keeper(state))
-        if isinstance(outcome, outcomes.Stored) and state.delivered and state.batch:
-            return replace(outcome, count=state.batch.matched_count)
+        outcome = self._store(state, StoreRequest(lease_of(state), state.stored, new))
+        if isinstance(outcome, outcomes.Stored) and delivered is not None:
+            return replace(outcome, count=delivered.matched_count)
         return outcome
 
     def hold_batch(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Pass the batch without handling it."""
-        request = self._fresh.request(state, batch_of(state))
+        return self._store(state, self._fresh.request(state, batch_of(state)))
+
+    def _store(self, state: ProcessorState, request: StoreRequest) -> outcomes.StepOutcome:
         return self._runner.run(self._target.connection(), request.lease.epoch, request, None, self._keeper(state))
 
     def confirm(self, state: ProcessorState) -> outcomes.StepOutcome:
@@ -305,7 +304,7 @@ class Handling:
         outcome = self._settle_alone(lease, settle, replace(batch, held=handled), failed)
         if not isinstance(outcome, outcomes.Stored):
             return outcome
-        return outcomes.HeldSorted(len(handled), failed, self._delivery.batch_limit, more=False)
+        return outcomes.HeldSorted(len(handled), failed, self._delivery.batch_limit)
 
     def _try_parts(self, transaction: Transaction, parts: Parts, block: int | None, seconds: float) -> None:
         """Handle the batch in parts; what no message is to blame for is raised.

@@ -51,9 +51,7 @@ class Runner:
         self._random = chance
         self._membership = membership
         self._policy = Policy(
-            context.config.delivery,
-            bisects=context.config.engine is Engine.WORKER,
-            isolates=context.isolates,
+            context.config.delivery, bisects=context.config.engine is Engine.WORKER, isolates=context.isolates
         )
         self._names = context.status.names | ({} if membership is None else {"partition": context.key.partition})
         self._batch_began = 0.0
@@ -252,6 +250,5 @@ class Runner:
             self.context.status.note_change(self.context.key.partition, told)
         if (shown.state, shown.message) != (told.state, told.message):
             _log.info(
-                "state",
-                extra={"state": told.state.value, "reason": told.reason.value, "why": told.message or None},
+                "state", extra={"state": told.state.value, "reason": told.reason.value, "why": told.message or None}
             )

@@ -45,7 +45,6 @@ class CursorFeed(Feed):
     """Reads what comes after the checkpoint."""
 
     def __init__(self, context: StepContext, reader: PartitionReader, runner: TransactionRunner) -> None:
-        """Keep the context, what reads the partition, and what knows the server's run."""
         self._context = context
         self._reader = reader
         self._runner = runner
@@ -155,7 +154,6 @@ class CheckpointSettling(Settling):
     """Acknowledges fresh batches: `request` is the fence, what `settle_with` returns holds what is not handled."""
 
     def __init__(self, context: StepContext, reader: PartitionReader, runner: TransactionRunner) -> None:
-        """Keep the context, what reads the partition, and what runs its transactions."""
         self._context = context
         self._reader = reader
         self._runner = runner

@@ -32,7 +32,6 @@ class HeldFeed(Feed, Settling):
     """Takes held messages and settles them; they have no checkpoint, so there is nothing to store."""
 
     def __init__(self, context: StepContext) -> None:
-        """Keep the context."""
         self._context = context
         self._target = context.databases.target
         delivery = context.config.delivery

@@ -82,7 +82,6 @@ class CatchUp:
     """Counts and handles what lies between this processor and others."""
 
     def __init__(self, context: StepContext, target: InTransaction) -> None:
-        """Keep the context, and the target that the plans are handled into."""
         self._context = context
         self._target = target
         self._readers: dict[int, MessageReader] = {}

@@ -315,7 +315,6 @@ class RebuildFeed(Feed):
     """Looks, before each fetch, at the processor that is replaced; else it is the feed of any processor."""
 
     def __init__(self, rebuilder: Rebuilder, feed: Feed) -> None:
-        """Keep what makes the swap, and what finds batches meanwhile."""
         self._rebuilder = rebuilder
         self._feed = feed
 
