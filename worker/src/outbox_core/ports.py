@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     Settle = Callable[[Any, Batch, tuple[Failure, ...]], StepOutcome | None]
     """Called last in the open transaction, with its connection, the part of the batch that was tried and the messages
     that failed. None: acknowledged. Else the transaction is rolled back, and this is the outcome."""
+    GoOn = Callable[[Search, Collection[int], int], Found]
+    """Goes on with a search: it tries part after part, each in a subtransaction.
+
+    It is given how far the search is, the numbers of messages that wait behind one of their key, and how many parts may
+    be kept at most. Must be called between `SAVEPOINT outbox_part` and its release: what got through is kept when a
+    later part is undone. It raises OutboxError where what happened is no message's fault."""
 
 
 class Supply(Protocol):
@@ -170,12 +176,8 @@ class SearchTarget(InTransaction, Protocol):
 
     def open_search(
         self, transaction: Any, batch: Batch, places: Places, seconds: float, *, blocks: bool
-    ) -> Callable[[Search, Collection[int], int], Found] | None:
-        """Return what goes on with a search: it tries part after part, each in a subtransaction.
-
-        It is given how far the search is, the numbers of messages that wait behind one of their key, and how many parts
-        may be kept at most. Must be called between `SAVEPOINT outbox_part` and its release: what got through is kept
-        when a later part is undone. It raises OutboxError where what happened is no message's fault.
+    ) -> GoOn | None:
+        """Return what goes on with a search of this batch.
 
         Args:
             transaction: the open one.

@@ -19,13 +19,13 @@ from outbox_worker.logs import get_logger
 from outbox_worker.postgres.transactions.savepoints import MOST_KEPT, isolate, within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
     from random import Random
 
     from outbox_core.errors import MessagesFailedError, OutboxError
     from outbox_core.message import Message
+    from outbox_core.ports import GoOn
     from outbox_core.processor.claimed_batch import ClaimedBatch
-    from outbox_core.processor.isolation import Found
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.spec import Delivery
     from outbox_worker.postgres.connection import Connection
@@ -71,10 +71,7 @@ class Sifting:
         """So long one transaction goes on."""
         return AGAIN_SECONDS if self._claimed.again else FRESH_SECONDS
 
-    def run(
-        self, connection: Connection, handle: Callable[[Chunk], object], block: int,
-        find: Callable[[Search, Collection[int], int], Found] | None,
-    ) -> Sifted:  # fmt: skip
+    def run(self, connection: Connection, handle: Callable[[Chunk], object], block: int, find: GoOn | None) -> Sifted:
         """Handle what can be, in the connection's open transaction.
 
         Args:

@@ -14,11 +14,11 @@ from outbox_core.report import Reason
 from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
     from outbox_core.message import Batch
     from outbox_core.part import Places
-    from outbox_core.processor.isolation import Found, Search
+    from outbox_core.ports import GoOn
     from outbox_worker.engine.steps import StepContext
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.transactions.transaction import Transaction
@@ -70,7 +70,7 @@ class Effects:
 
     def open_search(
         self, transaction: Transaction, batch: Batch, places: Places, seconds: float, *, blocks: bool
-    ) -> Callable[[Search, Collection[int], int], Found] | None:
+    ) -> GoOn | None:
         """Return what finds the messages that fail with one call, where the target can do that."""
         if not isinstance(self._inside, SearchTarget):
             return None

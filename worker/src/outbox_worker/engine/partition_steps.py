@@ -24,7 +24,6 @@ from outbox_worker.postgres.progress import checkpoints, starts
 if TYPE_CHECKING:
     from outbox_core.processor.state import ProcessorState
     from outbox_core.progress.barrier import Partitioning
-    from outbox_core.spec import Partitions
     from outbox_worker.engine.steps import StepContext
     from outbox_worker.feeds.cursor import CursorFeed
     from outbox_worker.feeds.partition_reader import PartitionReader
@@ -51,7 +50,7 @@ class Partition(StartingUnit):
         partitions = context.config.delivery.partitions
         if partitions is None:
             raise ConfigurationError("delivery.mode Partitioned needs delivery.partitions")
-        self._partitions: Partitions = partitions
+        self._count, self._by = partitions.count, describe_key(partitions.key)
 
     @override
     def after_claim(self, connection: Connection) -> None:
@@ -68,9 +67,8 @@ class Partition(StartingUnit):
                     reason=Reason.PARTITIONS_DIFFER,
                 )
         there = rebalance.ask(
-            connection, key, config.resource, generation=config.generation, count=membership.asked,
-            by=describe_key(self._partitions.key),
-        )  # fmt: skip
+            connection, key, config.resource, generation=config.generation, count=membership.asked, by=self._by
+        )
         membership.note_count(there)
 
     @override
@@ -88,11 +86,10 @@ class Partition(StartingUnit):
     def load(self, connection: Connection, lease: outcomes.HeldLease) -> checkpoints.Start | None:
         """Load the partition's checkpoint; the first of all partitions writes down where they all start."""
         config, key = self._context.config, self._context.key
-        count, by = self._partitions.count, describe_key(self._partitions.key)
         # Before the tamper check of the checkpoint: from here on the lease is locked against a change
         # of the number; the checkpoint of a partition that was removed is not one that was tampered with.
         answer, stored = self._begin(connection, lease, None), None
-        if answer.owned and answer.count in (None, count):
+        if answer.owned and answer.count in (None, self._count):
             stored = checkpoints.load_untampered(connection, key)
         if answer.owned and answer.count is None and stored is None:
             # Computed once for all partitions: one that is first owned later must not start later.
@@ -101,7 +98,7 @@ class Partition(StartingUnit):
             return None
         if answer.begun and config.start_from.processor_id is not None:
             other = self.find_other(connection, config.start_from.processor_id)
-            if other.partitioned_like(count, by):
+            if other.partitioned_like(self._count, self._by):
                 starts.spread(connection, key, other.pairs, epoch=lease.epoch, token=lease.token)
         if answer.begun:
             self.after_claim(connection)
@@ -118,14 +115,9 @@ class Partition(StartingUnit):
 
     def _begin(self, connection: Connection, lease: outcomes.HeldLease, start: Checkpoint | None) -> partitions.Begun:
         return partitions.begin(
-            connection,
-            self._context.key,
-            count=self._partitions.count,
-            by=describe_key(self._partitions.key),
-            start=start,
-            epoch=lease.epoch,
+            connection, self._context.key, count=self._count, by=self._by, start=start, epoch=lease.epoch,
             token=lease.token,
-        )
+        )  # fmt: skip
 
     def _is_as_asked(self, found: partitions.Begun) -> bool:
         """Say whether the processor is divided as this process believes; it may learn another number.
@@ -134,17 +126,16 @@ class Partition(StartingUnit):
             ConfigurationError: it is divided by another key, or not at all.
 
         """
-        count, by = self._partitions.count, describe_key(self._partitions.key)
-        if found.by != by:
+        if found.by != self._by:
             there = f"{found.count} partitions by {found.by}" if found.count else "not divided"
             raise ConfigurationError(
-                f"processor {self._context.key.processor_id!r} is {there} here, and {count} partitions by {by} are "
-                f"asked "
-                "for: the same keys would go to other checkpoints. Ask for what is there, or use another processorId",
+                f"processor {self._context.key.processor_id!r} is {there} here, and {self._count} partitions by "
+                f"{self._by} are asked for: the same keys would go to other checkpoints. Ask for what is there, or use "
+                "another processorId",
                 reason=Reason.PARTITIONS_DIFFER,
             )
         self._membership.note_count(found.count)
-        return found.count == count
+        return found.count == self._count
 
 
 class PartitionFeed(Feed):
