@@ -149,7 +149,7 @@ def after_step(  # noqa: C901, PLR0911 - a case for each outcome; mypy checks th
             assert_never(outcome)
 
 
-def after_mending(state: ProcessorState, now: float) -> ProcessorState:
+def after_handler_change(state: ProcessorState, now: float) -> ProcessorState:
     """The handler's file changed: a message that it stopped at is tried again."""
     return state._replace(step=Step.FETCH, due=now, state=WorkerState.ACTIVE) if state.step is Step.HOLD else state
 
@@ -282,7 +282,7 @@ def after_failure(
     batch = state.batch
     if failing.is_of_messages(error, settings) and state.step is Step.HANDLE and batch is not None:
         said = state._replace(failures=0, state=WorkerState.RETRYING, reason=error.reason)
-        if error.reason in failing.NOBODYS_FAULT:
+        if error.reason in failing.NO_MESSAGES_FAULT:
             attempt = state.attempt + 1
             delay = retry.decide_retry(attempt, settings, chance, error)
             if delay is None:

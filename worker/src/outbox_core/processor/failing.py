@@ -29,7 +29,7 @@ POISON_CRASHES: Final = 2
 """Processes that died of a message, tried alone and written down, before it is given up."""
 HELD_CRASHES: Final = 3
 """The same for a held message: the first time others may have been tried with it."""
-NOBODYS_FAULT: Final = frozenset({Reason.HANDLER_ENDED_TRANSACTION})
+NO_MESSAGES_FAULT: Final = frozenset({Reason.HANDLER_ENDED_TRANSACTION})
 """Faults that no message causes: looking for one would only repeat them."""
 _LONGEST_ERROR: Final = 2000
 

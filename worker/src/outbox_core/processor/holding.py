@@ -31,14 +31,10 @@ def or_held(state: ProcessorState, now: float) -> ProcessorState:
 def with_newly_held(state: ProcessorState, now: float) -> ProcessorState:
     """What the checkpoint passed without handling it is held from now on."""
     batch = state.batch
-    verdicts = [each.verdict for each in state.failed]
-    if state.verdict is not None:
-        verdicts.append(state.verdict)
-    for verdict in verdicts:
-        if verdict.action is not failing.Action.SKIP:
-            state = state._replace(blocking=state.blocking or verdict.blocks)
-            if verdict.action is failing.Action.HOLD and verdict.wait is not None:
-                state = state._replace(held_due=min(state.held_due, now + verdict.wait))
+    for verdict in (*(each.verdict for each in state.failed), state.verdict):
+        if verdict is not None and verdict.action is not failing.Action.SKIP:
+            wait = inf if verdict.wait is None else verdict.wait
+            state = state._replace(blocking=state.blocking or verdict.blocks, held_due=min(state.held_due, now + wait))
     if batch is not None and batch.excluded and (batch.delayed_count or state.failed):
         # When they are due the database says. What waits behind a failed message of its key blocks that key, too.
         state = state._replace(held_due=now, blocking=state.blocking or bool(state.failed))

@@ -121,9 +121,9 @@ def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy che
         case outcomes.SourceMoved():
             return _sooner(state, outcome.useless, now)
         case outcomes.HandlerChanged() if policy.is_consumer:
-            return competing.after_mending(state, now)
+            return competing.after_handler_change(state, now)
         case outcomes.HandlerChanged():
-            return _after_mending(state, now)
+            return _after_handler_change(state, now)
         case outcomes.Assigned() | outcomes.Revoked() | outcomes.Released():
             return _after_sharing(state, outcome, now)
         case outcomes.StopRequested():
@@ -340,7 +340,7 @@ def _after_failure(
                     step=Step.ISOLATE, due=now, block=None, failures=0, state=WorkerState.RETRYING,
                     reason=error.reason, message=str(error),
                 )  # fmt: skip
-            if policy.bisects and error.reason not in failing.NOBODYS_FAULT:
+            if policy.bisects and error.reason not in failing.NO_MESSAGES_FAULT:
                 return _bisected(state, batch, error, now)
         return _after_attempt(state, batch, failed, now, policy, chance)
     failures = state.failures + 1
@@ -361,15 +361,14 @@ def _after_attempt(
     delivery, error = policy.delivery, failed.error
     attempt = state.attempt + 1
     state = state._replace(attempt=attempt, failures=0, reason=error.reason, message=str(error))
-    nobodys = error.reason in failing.NOBODYS_FAULT or not policy.bisects or batch is None
-    if (verdict := stopping.decide_given_up(state, failed)) is not None:
-        pass
-    elif delivery.blocking is Blocks.PARTITION or nobodys:
+    of_batch = error.reason in failing.NO_MESSAGES_FAULT or not policy.bisects or batch is None
+    verdict = stopping.decide_given_up(state, failed)
+    if verdict is None and (delivery.blocking is Blocks.PARTITION or of_batch):
         delay = retry.decide_retry(attempt, delivery.retry, chance, error)
         if delay is not None:
             return state._replace(step=Step.FETCH, due=now + delay, batch=None, state=WorkerState.RETRYING)
-        verdict = None if nobodys else failing.decide_end(error, attempt, delivery)
-    else:
+        verdict = None if of_batch else failing.decide_end(error, attempt, delivery)
+    elif verdict is None:
         verdict = failing.decide_verdict(error, attempt, delivery, chance)
     if verdict is None:
         return stopping.stop(state, failed, batch, now)
@@ -426,7 +425,7 @@ def _after_sharing(
             )  # fmt: skip
 
 
-def _after_mending(state: ProcessorState, now: float) -> ProcessorState:
+def _after_handler_change(state: ProcessorState, now: float) -> ProcessorState:
     """The handler's file changed: what was given up is tried again."""
     if state.step is Step.PARK:
         return state

@@ -139,7 +139,6 @@ class ProcessorState(NamedTuple):
         step: what is to be done, not before `due`.
         state: what is told to people, with `reason` and `message`.
         lease: held by this process, as far as it knows; the database decides.
-        joined: mode Competing: this process is one of the processor's consumers; it has no lease.
         stored: the checkpoint as this process believes it stored; what the next store expects.
         cursor: how far was examined; ahead of `stored` while nothing matches.
         batch: in hand.
@@ -169,7 +168,9 @@ class ProcessorState(NamedTuple):
             another consumer's; inf: there is none that is due by itself.
         held_limit: most held messages in the next batch of them; None: as many as in any other.
         forgiven: the handler changed: what was given up is tried again when the partition is loaded.
+        start_from_used: the start was computed from the resource's startFrom when this process loaded it.
         unstored_rows: rows examined since the checkpoint was stored, since the time `unstored_since`.
+        joined: mode Competing: this process is one of the processor's consumers; it has no lease.
         claimed: mode Competing: what this process has taken, of which `batch` is handled; `after` is how far it is.
         sifted: mode Competing: what came of the batch that is delivered, where some of it failed.
         failure: mode Competing: why the first message of the batch shall leave what was taken.

@@ -6,7 +6,7 @@ import random
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import MessagesFailedError, TransientError
 from outbox_core.part import Places
@@ -368,5 +368,5 @@ def _in_hand(state: ProcessorState) -> tuple[ClaimedBatch, Chunk]:
     return state.claimed, state.batch
 
 
-def _chunk(claimed: ClaimedBatch, examined: Any, messages: tuple[Message, ...], count: int) -> Chunk:
+def _chunk(claimed: ClaimedBatch, examined: Checkpoint, messages: tuple[Message, ...], count: int) -> Chunk:
     return Chunk(claimed.after, examined, messages, count, full=True, matched_count=count, claimed=claimed)

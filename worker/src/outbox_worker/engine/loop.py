@@ -41,12 +41,11 @@ class ProcessorRunners:
     """The runners of one processor, at least one; they share target and delivery."""
 
     def __init__(self, runners: Sequence[Runner]) -> None:
+        context = runners[0].context
         self.runners = runners
-        self._throttle = runners[0].context.throttle
-        self._target = runners[0].context.target
-        self.is_rated = runners[0].context.config.delivery.rate_limit is not None
-        self.activity = Activity(runners[0].context.status)
-        self._names = runners[0].context.status.names
+        self.is_rated = context.config.delivery.rate_limit is not None
+        self.activity = Activity(context.status)
+        self._throttle, self._target, self._names = context.throttle, context.target, context.status.names
 
     def share(self) -> None:
         """Of the processor's rate this process uses the share that its partitions, or it itself, are of all."""

@@ -1,9 +1,9 @@
 """Lets the target take the batches behind the one in hand before that one is stored, or even confirmed.
 
 The target is never idle while a checkpoint is stored or a batch is read. What is stored follows the oldest batch: the
-one in hand is delivered and stored before the next one is, whatever was confirmed of that. `docs/model/Pipeline.tla`
-checks it. A batch is begun only in a backlog in which nothing fails, waits or is asked to stop; each of those ends with
-the batches that were begun before.
+one in hand is delivered and stored before the next one is, although that may be confirmed already.
+`docs/model/Pipeline.tla` checks it. A batch is begun only in a backlog in which nothing fails, waits or is asked to
+stop; each of those ends with the batches that were begun before.
 """
 
 from __future__ import annotations

@@ -176,8 +176,7 @@ class Runner:
                 self.context.throttle.succeed(outcome.count)
             case outcomes.Stored() | outcomes.Completed() if state.batch is not None:
                 status.add_batch(outcome.count, time.monotonic() - self._batch_began)
-                if outcome.count:
-                    self.context.throttle.succeed(outcome.count)
+                self.context.throttle.succeed(outcome.count)
             case outcomes.Isolated() | outcomes.HeldSorted() | outcomes.Sifted():
                 self._count_some(state, outcome)
             case outcomes.Rejected():

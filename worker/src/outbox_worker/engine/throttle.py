@@ -114,10 +114,10 @@ class Throttle:
         if self._bucket is not None:
             self._bucket = rate.spend(self._bucket, messages)
 
-    def succeed(self, messages: int = 1) -> None:
-        """The target took them."""
-        if self.breaker is not CLOSED:
-            self.breaker = decide_after_success(self.breaker, self._delivery.circuit_breaker, max(1, messages))
+    def succeed(self, messages: int) -> None:
+        """The target took so many."""
+        if messages and self.breaker is not CLOSED:
+            self.breaker = decide_after_success(self.breaker, self._delivery.circuit_breaker, messages)
 
     def fail(self, error: OutboxError, batch: Batch, now: float) -> None:
         """The target, or a message, failed; several messages together prove nothing yet."""

@@ -69,9 +69,7 @@ _ANSWERS: Final = {
 class Rebuilder:
     """Looks how far the processor to be replaced is ahead, and swaps where that is near enough."""
 
-    def __init__(
-        self, context: StepContext, runner: TransactionRunner, *, on_swapped: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, context: StepContext, runner: TransactionRunner, *, on_swapped: Callable[[], None]) -> None:
         """Keep the context, and what runs its transactions.
 
         `on_swapped` is called when partitions of ours that others own were moved, right before that is committed.
