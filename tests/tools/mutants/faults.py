@@ -289,8 +289,8 @@ OWNER: Final = (
     fault(
         "code 2 commits",
         f"{WORKER}/postgres/transactions/transaction.py",
-        "        if answer is StoreAnswer.STORED:\n            return None\n",
-        "        if answer in (StoreAnswer.STORED, StoreAnswer.AHEAD):\n            return None\n",
+        "if request and answer is not StoreAnswer.STORED:",
+        "if request and answer not in (StoreAnswer.STORED, StoreAnswer.AHEAD):",
         "tests/contract/test_feeds.py",
     ),
     fault(

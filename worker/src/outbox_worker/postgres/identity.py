@@ -68,13 +68,12 @@ def check_identity(
             hands out transaction ids below those of its own rows, so that everything stored stays invisible.
 
     """
-    rows = fetch_dicts(connection, in_schema("fetch_identity", source.schema_name))
-    if not rows or rows[0]["database_uuid"] is None:
+    (row,) = fetch_dicts(connection, in_schema("fetch_identity", source.schema_name))
+    if row["database_uuid"] is None:
         raise ConfigurationError(
             f"{source.schema_name}.database_identity is empty: run confirm_identity('renew') as the schema's owner",
             reason=Reason.DATABASE_COPIED,
         )
-    row = rows[0]
     behind = _find_behind(connection, source, key)
     if (row["system_identifier"], row["database_oid"]) != (row["actual_system"], row["actual_oid"]):
         raise _copied(row, behind=behind is not None)

@@ -149,9 +149,7 @@ class BatchTaker:
         self._names = {"processor_id": key.processor_id, "claim_uid": consumer.claim_uid, "owner": consumer.owner,
                        "pod": consumer.pod, "lease": consumer.lease}  # fmt: skip
         named = {"schema": sql.Identifier(key.schema), "processor_id": sql.Literal(key.processor_id)}
-        self._lock_statement = load("lock_dispatch_position").format(
-            **named, claim_uid=sql.Literal(consumer.claim_uid)
-        )  # fmt: skip
+        self._lock_statement = load("lock_dispatch_position").format(**named, claim_uid=sql.Literal(consumer.claim_uid))
         delayed: sql.Composable = sql.SQL("NULL::timestamptz")
         if self.reader.is_queue:
             delayed = load("first_delayed").format(table=self.reader.table.identifier)
@@ -218,34 +216,23 @@ class BatchTaker:
         return dispatch_positions_of(connection.execute(self._lock_statement).set_result(-1).fetchall())
 
     def _claim(self, connection: psycopg.Connection[Any], found: Found) -> ClaimedBatch | NothingTaken:
-        dispatch_position, wanted, examined = found.dispatch_position, found.wanted, found.examined
-        upto = examined.upto if examined else dispatch_position.after
-        delayed = examined.delayed if examined else ()
+        place, wanted, examined = found.dispatch_position, found.wanted, found.examined
         self._next.note_handed_out(found)
-        cursor = connection.execute(
-            load("claim_next").format(
-                schema=sql.Identifier(self._key.schema),
-                processor_id=sql.Literal(self._key.processor_id),
-                priority=sql.Literal(dispatch_position.priority),
-                dispatch_position=sql.Literal(dispatch_position.id),
-                lower=sql.Literal(dispatch_position.window.lower),
-                upper=sql.Literal(dispatch_position.window.upper),
-                **_pair("after", dispatch_position.after),
-                **_pair("upto", upto),
-                whole=sql.Literal(found.whole),
-                messages=sql.Literal(examined.matched if examined else 0),
-                keys=sql.Literal(examined.keys if examined else None),
-                delayed=self.reader.copies(wanted, upto, delayed) if delayed else self.reader.no_copies,
-                owner=sql.Literal(self._consumer.owner),
-                pod=sql.Literal(self._consumer.pod),
-                lease=sql.Literal(self._consumer.lease),
-            )
+        pairs = pair_parameters("after", place.after) | pair_parameters("upto", examined.upto)
+        values = self._names | pairs | {
+            "priority": place.priority, "dispatch_position": place.id, "lower": place.window.lower,
+            "upper": place.window.upper, "whole": found.whole, "messages": examined.matched, "keys": examined.keys,
+        }  # fmt: skip
+        statement = load("claim_next").format(
+            schema=sql.Identifier(self._key.schema),
+            delayed=self.reader.copies(wanted, examined.upto, examined.delayed),
+            **{name: sql.Literal(value) for name, value in values.items()},
         )
-        row = cursor.fetchone()
+        row = connection.execute(statement).fetchone()
         if row is None:
             return NothingTaken(moved=True)
         if self.is_alone and self.server_run is not None and wanted.limit == self._limit and not found.whole:
-            self.reader.read_ahead(replace(wanted, after=upto), self.server_run)
+            self.reader.read_ahead(replace(wanted, after=examined.upto), self.server_run)
         return _claimed(row)
 
     def complete(
@@ -390,8 +377,3 @@ def _claimed(row: tuple[Any, ...], *, again: bool = False) -> ClaimedBatch:
         Checkpoint(int(after_t), after_p), Checkpoint(int(upto_t), upto_p), count, chunk, crash_count,
         tuple(excluded or ()), again,
     )  # fmt: skip
-
-
-def _pair(name: str, pair: Checkpoint) -> dict[str, sql.Literal]:
-    ids = {f"{name}_transaction_id": sql.Literal(str(pair.transaction_id))}
-    return ids | {f"{name}_position": sql.Literal(pair.position)}

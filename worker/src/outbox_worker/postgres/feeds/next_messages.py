@@ -12,6 +12,7 @@ from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.progress.snapshot_range import NOTHING, SnapshotRange
 from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.reading.dispatch_reader import Examined
 from outbox_worker.postgres.reading.messages import WINDOW
 from outbox_worker.postgres.reading.range_scan import LIVE
 from outbox_worker.postgres.reading.read_range import ReadRange, start_of
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from outbox_worker.postgres.connection import Connection
-    from outbox_worker.postgres.reading.dispatch_reader import DispatchReader, Examined
+    from outbox_worker.postgres.reading.dispatch_reader import DispatchReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,14 @@ class DispatchPosition:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is next behind a dispatch position; `examined` None: nothing, and only the dispatch position is to move.
+    """What is next behind a dispatch position: where no row was examined, only the dispatch position is to move.
 
     `whole`: nothing is left of its range.
     """
 
     dispatch_position: DispatchPosition
     wanted: ReadRange
-    examined: Examined | None
+    examined: Examined
     whole: bool
 
 
@@ -85,12 +86,13 @@ class NextMessages:
             and not self._is_to_settle(dispatch_position, now)
         ):
             return None
-        whole = examined is None or (examined.is_last and examined.rows < window)
-        return Found(dispatch_position, wanted, examined, whole)
+        if examined is None:
+            examined = Examined(dispatch_position.after, 0, 0, None, (), is_last=True)
+        return Found(dispatch_position, wanted, examined, whole=examined.is_last and examined.rows < window)
 
     def note_handed_out(self, found: Found) -> None:
         """Remember that the found messages are handed out now."""
-        if found.examined is not None:
+        if found.examined.rows:
             self._reached[found.dispatch_position.priority] = found.dispatch_position.window.snapshots[1].xmax
 
     def _choose(

@@ -11,7 +11,7 @@ from psycopg import sql
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.spec import Columns
 from outbox_core.spec.delivery import LARGEST_BATCH
-from outbox_worker.postgres.call import fetch_row, fetch_rows
+from outbox_worker.postgres.call import fetch_one, fetch_row, fetch_rows
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.payloads import Page, compose_messages
 from outbox_worker.postgres.reading.range_scan import RangeScan
@@ -83,8 +83,6 @@ class DispatchReader:
             RangeScan.of(source, self.table), is_queue=self.is_queue, copies=None if self.is_queue else copies
         )
         self._templates = Templates()
-        self.no_copies = sql.SQL("'{{}}'::{}[]").format(sql.Identifier(self._schema, "competing_copies"))
-        """What `copies` returns for no position."""
         self.filters = self._scan.types is not None or bool(self._scan.publications)
         """Some rows are examined and passed over."""
         self.ahead: ReadAhead | None = None
@@ -144,7 +142,9 @@ class DispatchReader:
         return Examined(Checkpoint(int(row[0]), row[1]), row[2], row[3], row[4], tuple(row[5] or ()), row[6])
 
     def copies(self, wanted: ReadRange, upto: Checkpoint, positions: tuple[int, ...]) -> sql.Composable:
-        """Return the array of the range's messages at these positions, at least one, for `cut_batch` to keep."""
+        """Return the array of the range's messages at these positions, for `cut_batch` to keep."""
+        if not positions:
+            return sql.SQL("'{{}}'::{}[]").format(sql.Identifier(self._schema, "competing_copies"))
         rows = self._rows("text", lambda table: table.selection(payload="text"), replace(wanted, up_to=upto))
         return load("copied_rows").format(
             rows=rows, schema=sql.Identifier(self._schema), processor_id=self._processor_id,
@@ -212,7 +212,7 @@ class DispatchReader:
 
     def count(self, connection: Connection, wanted: ReadRange) -> tuple[int, int, float]:
         """Count what is in a range: matching, all, and the age of the oldest matching one in seconds."""
-        return self._count(connection, self._rows("counted", self._scan.counted, wanted))
+        return _count(connection, self._rows("counted", self._scan.counted, wanted))
 
     def count_waiting(self, connection: Connection, limit: int) -> tuple[int, int, float]:
         """Count in the same way what of a queue is in no range: what failed, and what is due and not promoted yet.
@@ -222,12 +222,7 @@ class DispatchReader:
         rows = load("waiting_rows").format(
             table=self.table.identifier, matches=self._scan.matches(self.table), limit=sql.Literal(limit)
         )
-        return self._count(connection, rows)
-
-    @staticmethod
-    def _count(connection: Connection, rows: sql.Composed) -> tuple[int, int, float]:
-        row = fetch_row(connection, load("count_lag").format(rows=rows))
-        return row if row is not None else (0, 0, 0.0)
+        return _count(connection, rows)
 
     def _rows(self, name: str, columns: Selecting, wanted: ReadRange, *, only_matching: bool = False) -> sql.Composed:
         """Return the SELECT of these columns, which have a name, of the messages of a range."""
@@ -250,3 +245,8 @@ class DispatchReader:
             table.stored_bytes if now else sql.SQL("NULL::int"),
             sql.SQL("o.unique_key" if self.is_queue else "NULL::text"),
         )
+
+
+def _count(connection: Connection, rows: sql.Composed) -> tuple[int, int, float]:
+    matched, looked_at, seconds = fetch_one(connection, load("count_lag").format(rows=rows))
+    return matched, looked_at, seconds

@@ -26,14 +26,14 @@ from outbox_core.partition import slots_of
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Lag
 from outbox_core.spec import Cursor
-from outbox_worker.postgres.call import fetch_row, fetch_rows
+from outbox_worker.postgres.call import fetch_one, fetch_row, fetch_rows
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.payloads import compose_messages
 from outbox_worker.postgres.reading.range_reader import SnapshotReader
 from outbox_worker.postgres.reading.range_scan import RangeScan
 from outbox_worker.postgres.reading.read_range import AFTER, UP_TO, ReadRange, Templates, pair_literals
 from outbox_worker.postgres.reading.shared_look import PartitionLook
-from outbox_worker.postgres.reading.table import OutboxTable, build_messages
+from outbox_worker.postgres.reading.table import build_messages
 from outbox_worker.postgres.template import Template, place
 
 if TYPE_CHECKING:
@@ -94,32 +94,32 @@ class MessageReader:
             ConfigurationError: publications or keys are asked of a table that has no column for them.
 
         """
-        self._table = OutboxTable.of(source)
+        scan, look = RangeScan.of(source), None
+        if part is not None:
+            key = part.partitions.key
+            scan = replace(
+                scan, slot=scan.table.slot(key, source.schema_name), computed_slot=scan.table.computed_slot(key),
+                slots=_slots_read(part, source),
+            )  # fmt: skip
+            look = None if shared is None else PartitionLook(shared, part.partition, part.partitions.count)
         self._schema, self._ahead, self._payloads = source.schema_name, ahead, payloads
         self._lease_look = lease_look
         self._small = None if payloads is None else payloads.small
         self._partition = 0 if part is None else part.partition
-        self.slots: tuple[int | None, ...] = () if part is None else _slots_read(part, source)
-        """Hash slots of the partition."""
-        slot = None if part is None else self._table.slot(part.partitions.key, source.schema_name)
-        barrier = None if part is None else part.barrier
-        self._barrier = None if barrier is None or barrier.window is not None else barrier
         self._templates = Templates()
         self._is_short = False
         self._kept: tuple[Message, ...] = ()
         """A full page that was read ahead, and is fetched now."""
-        computed = None if part is None else self._table.computed_slot(part.partitions.key)
-        scan = RangeScan.of(source, self._table)
-        self._scan = replace(scan, slot=slot, computed_slot=computed, slots=self.slots)
-        self._types, self._publications = self._scan.types, self._scan.publications
-        look = None
-        if shared is not None and part is not None:
-            look = PartitionLook(shared, part.partition, part.partitions.count)
-        end = None if barrier is None or barrier.window is None else barrier.window.lower
-        self._newest = self._scan.newest(below=_HIGH_WATER_MARK)
+        self._scan, self._table = scan, scan.table
+        self._types, self._publications = scan.types, scan.publications
+        self.slots = scan.slots
+        """Hash slots of the partition."""
+        barrier = None if part is None else part.barrier
+        window = None if barrier is None else barrier.window
+        self._barrier = barrier if window is None else None
         self._windows = SnapshotReader(
-            self._scan, self._partition, end=end, remote_target=remote_target, fetch_rows=self._fetch_rows,
-            small=self._small, look=look,
+            scan, self._partition, end=None if window is None else window.lower, remote_target=remote_target,
+            fetch_rows=self._fetch_rows, small=self._small, look=look,
         )  # fmt: skip
         # Where none is named, the checkpoint that lag is measured behind says which one it is.
         self._has_no_high_water_mark = source.cursor is Cursor.SNAPSHOT
@@ -248,14 +248,10 @@ class MessageReader:
 
         """
         name = f"keyed {key}"
-
-        def columns() -> sql.Composed:
-            return sql.SQL("{}, {} AS key").format(self._table.selection(payload="text"), self._table.key_text(key))
-
         if examined.window is not None:
-            return self._windows.relation(name, columns, after, examined)
+            return self._windows.relation(name, lambda: self._keyed(key), after, examined)
         wanted = ReadRange(after, up_to=examined, most=count, is_short=self._is_short)
-        return self._templates.fill(name, wanted, lambda: self._rows(columns(), wanted, only_matching=True))
+        return self._templates.fill(name, wanted, lambda: self._rows(self._keyed(key), wanted, only_matching=True))
 
     def batch_relation(
         self, after: Checkpoint, examined: Checkpoint, positions: str | None = None, *, count: int | None = None
@@ -268,11 +264,10 @@ class MessageReader:
         if examined.window is not None:
             return self._windows.batch_relation(after, examined, positions)
         wanted = ReadRange(after, up_to=examined, most=count, is_short=self._is_short)
-
-        def compose() -> sql.Composed:
-            return self._rows(self._table.selection(payload="jsonb"), wanted, only_matching=True)
-
-        return self._templates.fill("relation", wanted, compose)
+        return self._templates.fill(
+            "relation", wanted,
+            lambda: self._rows(self._table.selection(payload="jsonb"), wanted, only_matching=True),
+        )  # fmt: skip
 
     def picked_relation(self, ids: sql.Composable, positions: sql.Composable, *, near: bool = False) -> sql.Composed:
         """Return the same SELECT of the messages with these pairs, in any order; `near`: as `OutboxTable.near` says."""
@@ -284,10 +279,12 @@ class MessageReader:
         self, pairs: Iterable[Checkpoint], key: PartitionKey | None, *, by_position: bool
     ) -> sql.Composed:
         """Return the same SELECT as `keyed_relation` of these messages, in the order of positions or of pairs."""
-        columns = sql.SQL("{}, {} AS key").format(self._table.selection(payload="text"), self._table.key_text(key))
-        rows = self._table.picked(columns, *pair_literals(pairs), self._publications)
+        rows = self._table.picked(self._keyed(key), *pair_literals(pairs), self._publications)
         order = self._table.position if by_position else self._table.pair
         return sql.SQL("{} ORDER BY {}").format(rows, order)
+
+    def _keyed(self, key: PartitionKey | None) -> sql.Composed:
+        return sql.SQL("{}, {} AS key").format(self._table.selection(payload="text"), self._table.key_text(key))
 
     def lag(self, connection: Connection, after: Checkpoint, cap: int = LAG_CAP) -> Lag:
         """Count what is committed behind `after`, also what the high-water mark still hides.
@@ -301,8 +298,7 @@ class MessageReader:
         else:
             wanted = ReadRange(after, below_high_water_mark=False, limit=cap + 1)
             rows = Template(self._rows(self._scan.counted(self._table), wanted)).fill(wanted.numbers)
-        row = fetch_row(connection, load("count_lag").format(rows=rows))
-        matched, looked_at, seconds = row if row is not None else (0, 0, 0.0)
+        matched, looked_at, seconds = fetch_one(connection, load("count_lag").format(rows=rows))
         return Lag(messages=min(matched, cap), at_least=looked_at > cap, seconds=max(0.0, seconds))
 
     def has_waiting(self, connection: Connection) -> bool:
@@ -322,7 +318,7 @@ class MessageReader:
 
     def find_newest(self, connection: Connection) -> int | None:
         """Return the highest transaction id of a message below the high-water mark; of all partitions."""
-        row = fetch_row(connection, self._newest)
+        row = fetch_row(connection, self._scan.newest(below=_HIGH_WATER_MARK))
         return None if row is None else int(row[0])
 
     def _bounded(self, limit: int) -> int:

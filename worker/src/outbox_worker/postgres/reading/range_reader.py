@@ -26,19 +26,13 @@ from outbox_core.message import Batch, Message
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange
 from outbox_core.spec import StartType
-from outbox_worker.postgres.call import fetch_row, fetch_rows
+from outbox_worker.postgres.call import fetch_one, fetch_rows
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.payloads import compose_messages, shipped_columns
 from outbox_worker.postgres.reading.range_scan import NOTHING_FOUND, SIZE, Limits, RangeScan
 from outbox_worker.postgres.reading.read_range import Lookup, Templates, Walk, array_text
 from outbox_worker.postgres.reading.shared_look import FRESH, Found, SharedLook, read_numbers
-from outbox_worker.postgres.reading.snapshots import (
-    check_snapshot,
-    fetch_news,
-    fetch_present,
-    is_later,
-    take_snapshot,
-)
+from outbox_worker.postgres.reading.snapshots import fetch_news, fetch_present, is_later, take_snapshot
 from outbox_worker.postgres.reading.table import OutboxTable, build_messages
 
 if TYPE_CHECKING:
@@ -58,18 +52,18 @@ SPARSE: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """What one statement found: rows on the page, and of those the examined ones, which reach up to `position`.
+    """What was found: so many rows are examined, up to `position`; more may be behind them where it `is_full`.
 
     Of a page by position that is not full, `reached`: all up to there was looked at, and there may be more behind it.
     """
 
-    looked_at: int
-    rows: int
     examined: int
     position: int
     matched: int
     delayed: int
-    reached: int | None = None
+    is_full: bool
+    reached: int | None
+    looked_at: int = 0
     messages: tuple[Message, ...] = ()
     positions: str | None = None
 
@@ -235,7 +229,7 @@ class SnapshotReader:
             # A user may have put the checkpoint beyond the barrier: nothing is read then, and nothing is read again.
             return self._end if is_later(self._end, end) else end
         if self._apart:
-            return check_snapshot((take_snapshot(connection, self._scan, end), False), end)
+            return take_snapshot(connection, self._scan, end)
         upper, self._saw_all = fetch_present(connection, end)
         return upper
 
@@ -261,25 +255,24 @@ class SnapshotReader:
         def look(by: Plan) -> _Page:
             if by is Plan.BY_POSITION and self._shared is not None:
                 along = self._shared.find(connection, self._scan, span, limit, self._limits.ahead)
-                page = self._listed(connection, span, along, with_messages=with_messages)
-                return page if page.rows < limit else replace(page, rows=size)  # more may be behind it
+                return self._listed(connection, span, along, limit, with_messages=with_messages)
             if with_messages:
                 return self._fetch(connection, span, by, size)
             return self._examine(connection, span, by, size, limit)
 
         if (found := self._recall(connection, span, size)) is not None:
-            page, by = self._listed(connection, span, found, with_messages=with_messages), span.plan
+            page, by = self._listed(connection, span, found, size, with_messages=with_messages), span.plan
         else:
             page, by = self._find(connection, span, size, look)
-        if not page.rows and page.reached is None:
+        if not page.examined and page.reached is None:
             return self._empty(after, span.end)
         self._in_vain = 0
-        end = page.reached if page.examined == page.rows else page.position
-        whole = end is None and page.rows < size
+        whole = page.reached is None and not page.is_full
         if whole:
             window, self._range_list = SnapshotRange(span.upper, plan=by), None
         else:
-            window = SnapshotRange(span.lower, span.upper, page.position if end is None else end, by)
+            reached = page.position if page.reached is None else page.reached
+            window = SnapshotRange(span.lower, span.upper, reached, by)
         examined = Checkpoint(0, after.position + max(1, page.examined), window)
         return Batch(
             after,
@@ -293,19 +286,23 @@ class SnapshotReader:
             positions=page.positions,
         )
 
-    def _listed(self, connection: Connection, span: SnapshotRange, found: Found, *, with_messages: bool) -> _Page:
-        """Make the page of which it is known where its messages are; some may be gone."""
+    def _listed(
+        self, connection: Connection, span: SnapshotRange, found: Found, size: int, *, with_messages: bool
+    ) -> _Page:
+        """Make the page of at most `size` messages of which it is known where they are; some may be gone."""
         positions, count = array_text(found.positions), len(found.positions)
         last = found.positions[-1] if count else span.after
         messages: tuple[Message, ...] = ()
-        delayed = found.delayed
+        matched, delayed = count, found.delayed
         if with_messages and count:
             messages = build_messages(self._fetch_rows(connection, self._listed_page(span, positions), count))
-            delayed = _count_delayed(messages)
+            matched, delayed = len(messages), _count_delayed(messages)
         elif count and delayed is None:
             delayed = self._examine(connection, span, Plan.BY_TRANSACTION, count, count, among=positions).delayed
-        matched = len(messages) if with_messages else count
-        return _Page(0, count, count, last, matched, delayed or 0, found.reached, messages, positions)
+        return _Page(
+            count, last, matched, delayed or 0, is_full=count >= size, reached=found.reached, messages=messages,
+            positions=positions,
+        )  # fmt: skip
 
     def _recall(self, connection: Connection | None, span: SnapshotRange, size: int) -> Found | None:
         return None if self._range_list is None else self._range_list.page(connection, span, size)
@@ -350,11 +347,11 @@ class SnapshotReader:
                 return page, span.plan if page.looked_at <= self._limits.small else Plan.BY_SORTING
         if span.lower is not None and span.after == LOWEST_POSITION:
             before = self._looks.find_beginning(connection, self._scan, span, span.lower)
-            return _Page(0, 0, 0, span.after, 0, 0, before), Plan.BY_POSITION  # its pages follow
+            return _Page(0, span.after, 0, 0, is_full=False, reached=before), Plan.BY_POSITION  # its pages follow
         page = look(Plan.BY_POSITION)
         # How many rows a filter left out is not known of a shared look.
         is_filtered = self._shared is not None and self._scan.types is not None
-        if page.reached is None or page.rows * SPARSE >= size or is_filtered:
+        if page.reached is None or page.examined * SPARSE >= size or is_filtered:
             return page, Plan.BY_POSITION
         return look(Plan.BY_SORTING), Plan.BY_SORTING
 
@@ -365,20 +362,21 @@ class SnapshotReader:
         count = len(messages)
         looked_at, reached, listed = result[0][:3]
         self._list(connection, span, listed)
-        return _Page(looked_at, count, count, position, count, _count_delayed(messages), reached, messages)
+        delayed = _count_delayed(messages)
+        return _Page(count, position, count, delayed, count >= size, reached, looked_at, messages)
 
     def _examine(
         self, connection: Connection, span: SnapshotRange, plan: Plan, size: int, limit: int, among: str | None = None
     ) -> _Page:
         name = "examine_page" if self._scan.types is None else "examine_filtered_page"
-        row = fetch_row(connection, self._page_statement(name, span, plan, size, among), {"limit": limit})
-        nothing = (0, None, *(0,) * 4, *(None,) * 3)
-        looked_at, position, examined, matched, delayed, count, reached, found, listed = row or nothing
+        row = fetch_one(connection, self._page_statement(name, span, plan, size, among), {"limit": limit})
+        looked_at, position, examined, matched, delayed, count, reached, found, listed = row
         self._list(connection, span, listed)
         if listed is not None and (all_of_it := self._recall(connection, span, size)) is not None:
             found = array_text(all_of_it.positions)
         last = span.after if position is None else position
-        return _Page(looked_at, count, examined or 0, last, matched or 0, delayed or 0, reached, positions=found)
+        is_full = count >= size
+        return _Page(examined or 0, last, matched or 0, delayed or 0, is_full, reached, looked_at, positions=found)
 
     def _page_statement(
         self, name: str, span: SnapshotRange, plan: Plan, size: int, among: str | None = None
@@ -460,5 +458,5 @@ def _lowest_since(connection: Connection, table: OutboxTable, start_from: StartF
             "stored; name it, or start from a position"
         )
     statement = load("fetch_lowest_scheduled").format(**table.names)
-    row = fetch_row(connection, statement, {"timestamp": start_from.timestamp})
-    return None if row is None or row[0] is None else int(row[0])
+    (position,) = fetch_one(connection, statement, {"timestamp": start_from.timestamp})
+    return None if position is None else int(position)

@@ -19,7 +19,7 @@ from psycopg import sql
 from outbox_core.errors import ConfigurationError
 from outbox_core.progress.snapshot_range import Plan, SnapshotRange
 from outbox_worker.postgres.reading.read_range import AFTER, UP_TO, Lookup, Walk, pair_place
-from outbox_worker.postgres.reading.table import OutboxTable, is_slot
+from outbox_worker.postgres.reading.table import OutboxTable
 from outbox_worker.postgres.template import Template, place
 
 if TYPE_CHECKING:
@@ -270,9 +270,8 @@ class RangeScan:
     def counted(self, table: OutboxTable, matches: sql.Composable | None = None) -> sql.Composed:
         """List the columns of `o` that `count_lag` needs; `matches`: what counts, None: what passes the filters."""
         return sql.SQL("{} AS transaction_id, {} AS position, {} AS matches, {} AS scheduled").format(
-            table.transaction_id, table.position, matches or self.matches(table),
-            sql.SQL("NULL::timestamptz") if table.columns.scheduled is None else table.moment,
-        )  # fmt: skip
+            table.transaction_id, table.position, matches or self.matches(table), table.moment
+        )
 
     def available(self, priority: sql.Composable) -> list[sql.Composable]:
         """Return the conditions that a queue's messages meet."""
@@ -453,9 +452,11 @@ class RangeScan:
         return [*found, self._of_slot(None)] if None in self.slots else found
 
     def _of_slot(self, number: int | None) -> Sought:
-        """Return what rows of one slot are sought by."""
-        slot = sql.SQL("{}").format(self.slot)
-        return [], [is_slot(slot, number), *self.published], self.table.slot_order(slot, number)
+        """Return what rows of one slot are sought by, in the order of their pairs."""
+        if number is None:
+            order = sql.SQL("{}, {}").format(self.slot, self.table.pair)  # of IS NULL the planner knows no order
+            return [], [sql.SQL("{} IS NULL").format(self.slot), *self.published], order
+        return [], [sql.SQL("{} = {}").format(self.slot, sql.Literal(number)), *self.published], self.table.pair
 
     def _sought(
         self, columns: sql.Composable, by: Sought, limit: sql.Composable | None, *, in_order: bool = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from psycopg import sql
 
@@ -96,7 +96,7 @@ class ReadRange:
 
     @property
     def numbers(self) -> dict[str, int | str]:
-        """What differs from batch to batch."""
+        """What differs from batch to batch: snapshots and arrays as text."""
         found: dict[str, int | str] = {
             "after_id": self.after.transaction_id, "after_position": self.after.position, "priority": self.priority,
         }  # fmt: skip
@@ -196,18 +196,6 @@ class Lookup:
         return {name: value for name, value in found.items() if value is not None}
 
 
-class Filled(Protocol):
-    """What a statement is over: see `ReadRange`, `Walk` and `Lookup`."""
-
-    @property
-    def form(self) -> Form:
-        """What the statement depends on, but for which numbers there are."""
-
-    @property
-    def numbers(self) -> dict[str, int | str]:
-        """What differs from batch to batch: snapshots and arrays as text."""
-
-
 class Templates:
     """Statements over ranges by name."""
 
@@ -215,7 +203,7 @@ class Templates:
         """Begin without one."""
         self._known: dict[tuple[object, ...], Template] = {}
 
-    def fill(self, name: str, wanted: Filled, compose: Callable[[], sql.Composable]) -> sql.Composed:
+    def fill(self, name: str, wanted: ReadRange | Walk | Lookup, compose: Callable[[], sql.Composable]) -> sql.Composed:
         """Return the statement over this range; it is composed once for each form of a range."""
         numbers = wanted.numbers
         form = (name, wanted.form, *numbers)

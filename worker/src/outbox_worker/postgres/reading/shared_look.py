@@ -170,12 +170,7 @@ class SharedLook:
         return before
 
     def recall(
-        self,
-        connection: Connection | None,
-        partition: int,
-        count: int,
-        span: SnapshotRange,
-        size: int,
+        self, connection: Connection | None, partition: int, count: int, span: SnapshotRange, size: int
     ) -> Found | None:
         """Return a page of what was noted on this connection, or on any (None); None: it is to be looked for."""
         for look in self._kept:
@@ -213,9 +208,8 @@ class PartitionLook:
         return self._take(connection, span, size, look) or look(span, size)
 
     def recall(self, span: SnapshotRange, size: int) -> Found | None:
-        """Return a full page of what was noted, if that has one."""
-        found = self._take(None, span, size, lambda _span, _size: None)
-        return found if found is not None and len(found.positions) == size else None
+        """Return a page of what was noted; None: that has none of it."""
+        return self._take(None, span, size, lambda _span, _size: None)
 
     def _take(
         self,

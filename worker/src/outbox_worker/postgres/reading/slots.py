@@ -8,13 +8,13 @@ PostgreSQL refuses that for a partitioned table, of which a person builds it.
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import sql
 
 from outbox_core.spec import SchemaManagement
+from outbox_worker.postgres.call import fetch_one
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.table import OutboxTable
@@ -82,10 +82,8 @@ def can_read_by_slot(connection: Connection, source: Source, key: PartitionKey) 
     statement = load("explain_slot").format(table=table.identifier, slot=slot, pair=table.pair)
     with translated(), connection.transaction():
         connection.execute("SELECT set_config('enable_seqscan', 'off', true), set_config('enable_sort', 'off', true)")
-        row = connection.execute(statement).fetchone()
-    plan = row[0] if row is not None else []
-    nodes = list(_nodes((plan if isinstance(plan, list) else json.loads(plan))[0]["Plan"]))
-    return any("hash_slot" in node.get("Index Cond", "") for node in nodes)
+        (plan,) = fetch_one(connection, statement)
+    return any("hash_slot" in node.get("Index Cond", "") for node in _nodes(plan[0]["Plan"]))
 
 
 def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.progress.coverage import cut
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.report import Reason
-from outbox_worker.postgres.call import fetch_row
+from outbox_worker.postgres.call import fetch_one
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.payloads import shipped_columns
 from outbox_worker.postgres.reading.range_scan import SIZE
@@ -69,7 +69,8 @@ def fetch_news(
     messages = build_messages(row[3:] for row in found if row[3] is not None)
     if len(messages) > few:
         return None
-    return check_snapshot(found[0], lower), found[0][2], messages
+    snapshot, is_standby, saw_all = found[0][:3]
+    return check_snapshot(snapshot, lower, is_standby=is_standby), saw_all, messages
 
 
 def fetch_snapshot(connection: Connection) -> str:
@@ -85,25 +86,24 @@ def fetch_present(connection: Connection, lower: str | None = None) -> tuple[str
         TransientError: likewise.
 
     """
-    row = fetch_row(connection, load("fetch_snapshot"))
-    return check_snapshot(row, lower), row is not None and row[2]
+    snapshot, is_standby, saw_all = fetch_one(connection, load("fetch_snapshot"))
+    return check_snapshot(snapshot, lower, is_standby=is_standby), saw_all
 
 
-def check_snapshot(row: tuple[Any, ...] | None, lower: str | None) -> str:
-    """Return the snapshot of a row, which says beside it whether the server is a standby.
+def check_snapshot(snapshot: str, lower: str | None, *, is_standby: bool) -> str:
+    """Return a snapshot up to which a range that begins at `lower` can be read.
 
     Raises:
-        ConfigurationError: it is.
-        TransientError: the snapshot does not see all that `lower` does.
+        ConfigurationError: it is a standby's.
+        TransientError: it does not see all that `lower` does.
 
     """
-    if row is None or row[1]:
+    if is_standby:
         raise ConfigurationError(
             "cursor Snapshot cannot read from a hot standby: its snapshots do not say which transactions are in "
             "progress, so messages would be lost. Let source.connection name the primary",
             reason=Reason.DATABASE_UNAVAILABLE,
         )
-    snapshot = str(row[0])
     if not is_later(snapshot, lower):
         raise TransientError(
             f"the server's snapshot {snapshot} does not see all that the checkpoint has examined, {lower}: the "
@@ -118,13 +118,17 @@ def take_snapshot(connection: Connection, remote_target: RangeScan | None, lower
 
     A transaction that rolled back is over before a crash could no more undo that: the server may hand out its id again.
     Beside its messages a checkpoint is as durable as they are; in another server it must not know such an id.
+
+    Raises:
+        ConfigurationError: as `check_snapshot` says.
+        TransientError: likewise.
+
     """
     if remote_target is None:
         return fetch_snapshot(connection)
-    row = fetch_row(connection, load("fetch_newest").format(newest=remote_target.newest()))
-    if row is None or row[1]:
-        return fetch_snapshot(connection)  # which says why not
-    return cut(row[0], None if row[2] is None else int(row[2]), lower)
+    now, is_standby, newest = fetch_one(connection, load("fetch_newest").format(newest=remote_target.newest()))
+    snapshot = now if is_standby else cut(now, None if newest is None else int(newest), lower)
+    return check_snapshot(snapshot, lower, is_standby=is_standby)
 
 
 def is_later(snapshot: str, other: str | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from psycopg import sql
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from outbox_core.spec import PartitionKey, Source
 
-Slot: TypeAlias = int | sql.Composable | None
-"""A hash slot: its number, or where the statement has it; None: rows with neither key nor id."""
 OWN_TABLE: Final = "messages"
 OWN_COLUMNS: Final = Columns(
     publication_id="publication_id", partition_key="partition_key", metadata="metadata", scheduled="scheduled",
@@ -147,13 +145,6 @@ class OutboxTable:
         return sql.SQL(
             "(pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.convert_to(coalesce({}, {}), 'UTF8')), 0) & 63)"
         ).format(self._key(key, "o"), _column(self.columns.message_id, "text"))
-
-    def slot_order(self, slot: sql.Composable | None, number: Slot) -> sql.Composable:
-        """Return what the rows of one slot are sorted by, which is the order of their pairs, in the index's own words.
-
-        With a number the planner knows that the slot is always the same; of IS NULL it does not know that.
-        """
-        return self.pair if number is not None else sql.SQL("{}, {}").format(slot, self.pair)
 
     def key_text(self, key: PartitionKey | None) -> sql.Composed:
         """Return the expression of a message's key as text: the key, or where it is null the message id.
@@ -341,13 +332,6 @@ def within_python(moment: sql.Composable) -> sql.Composed:
     """
     bounded = "CASE WHEN {0} IS NOT NULL THEN least(greatest({0}, '0001-01-03Z'::timestamptz), '9999-12-30Z') END"
     return sql.SQL(bounded).format(moment)
-
-
-def is_slot(slot: sql.Composable, number: Slot) -> sql.Composed:
-    """Whether a row is of this slot; None: it has neither key nor id."""
-    if number is None:
-        return sql.SQL("{} IS NULL").format(slot)
-    return sql.SQL("{} = {}").format(slot, sql.Literal(number) if isinstance(number, int) else number)
 
 
 def build_messages(rows: Iterable[tuple[Any, ...]]) -> tuple[Message, ...]:

@@ -22,7 +22,6 @@ from outbox_worker.postgres.transactions.statement import find_transaction_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import TracebackType
 
 MARK: Final = "outbox.batch"
 """A setting made with SET LOCAL when the transaction begins: it does not outlive it."""
@@ -143,15 +142,6 @@ class GuardedConnection(psycopg.Connection[Any]):
     @override
     def __enter__(self) -> NoReturn:
         self.refuse("`with connection:`, which commits and closes it at its end")
-
-    @override
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        """Never reached: `__enter__` refuses."""
 
     @override
     def set_autocommit(self, value: bool) -> None:

@@ -119,14 +119,14 @@ class TransactionRunner:
         committing = False
         try:
             transaction = self._begin(connection, epoch)
-            refused = self._store(connection, request) if request and request.first else None
-            count = effects(transaction) if effects and refused is None else 0
+            answer = self._store(connection, request) if request and request.first else StoreAnswer.STORED
+            count = effects(transaction) if effects and answer is StoreAnswer.STORED else 0
             if isinstance(count, Reached):
                 request, count = count.request, count.count
             if request and not request.first:
-                refused = self._store(connection, request)
-            if refused is not None:
-                return self._roll_back_refused(connection, refused)
+                answer = self._store(connection, request)
+            if request and answer is not StoreAnswer.STORED:
+                return self._roll_back_refused(connection, request, answer)
             if finish is not None and (told := finish(connection)) is not None:
                 roll_back(connection)
                 return told
@@ -145,7 +145,7 @@ class TransactionRunner:
         """Return what the contract answers now, without any effect."""
         try:
             self._begin(connection, request.lease.epoch)
-            return self._call(connection, request)
+            return self._store(connection, request)
         finally:
             roll_back(connection)
 
@@ -245,31 +245,23 @@ class TransactionRunner:
         answer = StoreAnswer(row[0])
         if answer is StoreAnswer.STORED:
             return outcomes.Stored(request.new, saw_all=saw_all)
-        return self._roll_back_refused(connection, outcomes.Rejected(answer, request.expected, request.new, None))
+        return self._roll_back_refused(connection, request, answer)
 
-    def _call(self, connection: psycopg.Connection[Any], request: StoreRequest) -> StoreAnswer:
+    def _store(self, connection: psycopg.Connection[Any], request: StoreRequest) -> StoreAnswer:
+        lease = request.lease
         answer = checkpoints.store(
-            connection,
-            self._key,
-            new=request.new,
-            expected=request.expected,
-            epoch=request.lease.epoch,
-            token=request.lease.token,
+            connection, self._key, new=request.new, expected=request.expected, epoch=lease.epoch, token=lease.token
         )
         if answer is StoreAnswer.STORED and request.new.numbering is not None:
             numbers.store_number(connection, self._key, request.new, request.new.numbering)
         return answer
 
-    def _store(self, connection: psycopg.Connection[Any], request: StoreRequest) -> outcomes.Rejected | None:
-        answer = self._call(connection, request)
-        if answer is StoreAnswer.STORED:
-            return None
-        return outcomes.Rejected(answer, request.expected, request.new, None)
-
-    def _roll_back_refused(self, connection: psycopg.Connection[Any], refused: outcomes.Rejected) -> outcomes.Rejected:
+    def _roll_back_refused(
+        self, connection: psycopg.Connection[Any], request: StoreRequest, answer: StoreAnswer
+    ) -> outcomes.Rejected:
         roll_back(connection)
         stored = checkpoints.load(connection, self._key)
-        return outcomes.Rejected(refused.answer, refused.expected, refused.new, stored.pair if stored else None)
+        return outcomes.Rejected(answer, request.expected, request.new, stored.pair if stored else None)
 
     @property
     def _closing(self) -> LiteralString:
