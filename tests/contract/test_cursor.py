@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outbox_core.errors import ConfigurationError
-from outbox_core.progress.checkpoint import BEGINNING
+from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
+from outbox_core.progress.snapshot_range import SnapshotRange
+from outbox_core.spec import PartitionKey, Partitions
 from outbox_worker.postgres.reading import messages
-from outbox_worker.postgres.reading.messages import MessageReader
+from outbox_worker.postgres.reading.messages import MessageReader, Slice
 from tests.support.database.messages import insert
 from tests.support.servers.postgres import EVERYWHERE, build_source
 
@@ -203,6 +205,25 @@ def test_random_producers_lose_nothing_and_repeat_nothing(each_database, seed):
 
     assert sorted(str(message.message_type) for message in seen) == sorted(committed)
     assert [message.checkpoint for message in seen] == sorted(message.checkpoint for message in seen)
+
+
+@pytest.mark.parametrize(
+    ("cursor", "start"), [("TransactionOrder", BEGINNING), ("Snapshot", Checkpoint(0, 0, SnapshotRange()))]
+)
+@pytest.mark.parametrize("fields", [{}, {"messageTypes": ["50 %", "%(limit)s"]}], ids=["all types", "two types"])
+def test_a_per_cent_sign_in_what_is_asked_for_stands_for_itself(database, cursor, start, fields):
+    insert(database, "50 %", publication="100 %s")
+    source = build_source(cursor=cursor, publications=["100 %s", "p%"], **fields)
+    partitions = Partitions(count=2, key=PartitionKey(data=["%(limit)s", "%"]))
+    connection = database.connect()
+
+    whole = MessageReader(source)
+    parts = [MessageReader(source, Slice(number, partitions)) for number in range(2)]
+
+    assert names(whole.fetch(connection, start, 10)) == ["50 %"]
+    assert whole.fetch_extent(connection, start, 10).matched_count == 1
+    assert [name for part in parts for name in names(part.fetch(connection, start, 10))] == ["50 %"]
+    assert sum(part.fetch_extent(connection, start, 10).matched_count for part in parts) == 1
 
 
 class TestFilters:

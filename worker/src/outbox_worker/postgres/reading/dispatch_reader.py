@@ -205,10 +205,10 @@ class DispatchReader:
             return None
         if near:
             return self.table.near(self.table.selection(payload="jsonb"), ids, positions)
+        available = self._scan.available(sql.Literal(claimed.priority)) if self.is_queue else []
         return self.table.picked(
-            self.table.selection(payload="jsonb"), ids, positions, self._scan.publications,
-            self._scan.available(sql.Literal(claimed.priority)) if self.is_queue else (),
-        )  # fmt: skip
+            self.table.selection(payload="jsonb"), ids, positions, [*available, *self._scan.published]
+        )
 
     def count(self, connection: Connection, wanted: ReadRange) -> tuple[int, int, float]:
         """Count what is in a range: matching, all, and the age of the oldest matching one in seconds."""

@@ -111,8 +111,7 @@ class MessageReader:
         self._kept: tuple[Message, ...] = ()
         """A full page that was read ahead, and is fetched now."""
         self._scan, self._table = scan, scan.table
-        self._types, self._publications = scan.types, scan.publications
-        self.slots = scan.slots
+        self._types, self.slots = scan.types, scan.slots
         """Hash slots of the partition."""
         barrier = None if part is None else part.barrier
         window = None if barrier is None else barrier.window
@@ -170,7 +169,7 @@ class MessageReader:
             return self.fetch_outline(connection, after, limit)
 
         def find(pairs: Sequence[Checkpoint]) -> tuple[sql.Composable, sql.Composable]:
-            rows = self._table.picked(self._table.stored_payload(), *pair_literals(pairs), self._publications)
+            rows = self._table.picked(self._table.stored_payload(), *pair_literals(pairs), self._scan.published)
             return rows, sql.SQL("position" if after.window is not None else "transaction_id, position")
 
         return self._payloads.read(connection, limit, lambda most: self.fetch_outline(connection, after, most), find)
@@ -218,10 +217,9 @@ class MessageReader:
                 table.transaction_id, table.position, table.matches(self._types), table.deliver_after
             )
             name = "examine_messages" if self._types is None else "examine_filtered"
-            return load(name).format(rows=self._rows(named, wanted))
+            return load(name).format(rows=self._rows(named, wanted), most=place("most"))
 
-        statement = self._templates.fill("examine", wanted, compose)
-        row = fetch_row(connection, statement, {"limit": limit})
+        row = fetch_row(connection, self._templates.fill("examine", wanted, compose, most=limit))
         # What filters look through is long, and would be read for each slot.
         self._is_short = self._types is None and (row is None or row[2] < window)
         if row is None:
@@ -273,13 +271,13 @@ class MessageReader:
         """Return the same SELECT of the messages with these pairs, in any order; `near`: as `OutboxTable.near` says."""
         if near:
             return self._table.near(self._table.selection(payload="jsonb"), ids, positions)
-        return self._table.picked(self._table.selection(payload="jsonb"), ids, positions, self._publications)
+        return self._table.picked(self._table.selection(payload="jsonb"), ids, positions, self._scan.published)
 
     def picked_keyed_relation(
         self, pairs: Iterable[Checkpoint], key: PartitionKey | None, *, by_position: bool
     ) -> sql.Composed:
         """Return the same SELECT as `keyed_relation` of these messages, in the order of positions or of pairs."""
-        rows = self._table.picked(self._keyed(key), *pair_literals(pairs), self._publications)
+        rows = self._table.picked(self._keyed(key), *pair_literals(pairs), self._scan.published)
         order = self._table.position if by_position else self._table.pair
         return sql.SQL("{} ORDER BY {}").format(rows, order)
 
@@ -370,7 +368,7 @@ class MessageReader:
             conditions.append(sql.SQL("({}) <= ({})").format(pair, UP_TO))
             is_counted = wanted.most is not None and self._types is None
             # By an index of publications or slots: of so small a part the planner would take the cursor's as well.
-            if not (is_counted or self.slots or self._publications):
+            if not (is_counted or self.slots or self._scan.published):
                 conditions.append(self._table.between_ids(place("after_id"), place("up_to_id")))
         elif wanted.below_high_water_mark:
             conditions.append(sql.SQL("{} < {}").format(self._table.transaction_id, _HIGH_WATER_MARK))

@@ -19,7 +19,7 @@ FROM (SELECT e.transaction_id, e.position, e.matches,
              lead(e.position) OVER in_order IS NULL AS is_last
       FROM ({rows}) AS e
       WINDOW in_order AS (ORDER BY e.transaction_id, e.position ROWS UNBOUNDED PRECEDING)) AS c
-WHERE c.is_last OR (c.matches AND c.matched = %(limit)s)
+WHERE c.is_last OR (c.matches AND c.matched = {most})
 ORDER BY c.transaction_id, c.position
 LIMIT 1
 

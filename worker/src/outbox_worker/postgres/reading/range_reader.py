@@ -34,6 +34,7 @@ from outbox_worker.postgres.reading.read_range import Lookup, Templates, Walk, a
 from outbox_worker.postgres.reading.shared_look import FRESH, Found, SharedLook, read_numbers
 from outbox_worker.postgres.reading.snapshots import fetch_news, fetch_present, is_later, take_snapshot
 from outbox_worker.postgres.reading.table import OutboxTable, build_messages
+from outbox_worker.postgres.template import place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,7 +111,7 @@ class SnapshotReader:
         """
         self._end = end
         self._fetch_rows = fetch_rows or _fetch_rows
-        self._apart, self._small = remote_target, small
+        self._remote_target, self._small = remote_target, small
         self._limits = limits
         self._most_keys = limits.ahead if scan.types is None else limits.small
         self._scan = scan
@@ -200,7 +201,7 @@ class SnapshotReader:
         Nor where looks often found nothing: most likely the snapshot is still the same, and to see that costs less.
         """
         again = self._opened is not None and self._opened[1:3] == (after, end)
-        if end is None or again or self._apart or self._end is not None or self._in_vain >= _OFTEN:
+        if end is None or again or self._remote_target or self._end is not None or self._in_vain >= _OFTEN:
             return None
         found = fetch_news(
             lambda news: self._fetch_rows(connection, news, None), self._scan, self._templates, end, limit, self._small
@@ -228,7 +229,7 @@ class SnapshotReader:
         if self._end is not None:
             # A user may have put the checkpoint beyond the barrier: nothing is read then, and nothing is read again.
             return self._end if is_later(self._end, end) else end
-        if self._apart:
+        if self._remote_target:
             return take_snapshot(connection, self._scan, end)
         upper, self._saw_all = fetch_present(connection, end)
         return upper
@@ -327,7 +328,7 @@ class SnapshotReader:
 
         None: it looks along the positions before it.
         """
-        plan = window.plan if window.plan is Plan.BY_TRANSACTION and window.lower is not None else Plan.BY_POSITION
+        plan = _first_plan(window)
         found = self._recall(None, window, limit)
         if found is None:
             if self._shared is None or plan is not Plan.BY_POSITION:
@@ -341,10 +342,10 @@ class SnapshotReader:
         self, connection: Connection, span: SnapshotRange, size: int, look: Callable[[Plan], _Page]
     ) -> tuple[_Page, Plan]:
         """Choose how to find the page."""
-        if span.plan is Plan.BY_TRANSACTION and span.lower is not None:
-            page = look(span.plan)
+        if _first_plan(span) is Plan.BY_TRANSACTION:
+            page = look(Plan.BY_TRANSACTION)
             if page.looked_at <= self._most_keys:
-                return page, span.plan if page.looked_at <= self._limits.small else Plan.BY_SORTING
+                return page, Plan.BY_TRANSACTION if page.looked_at <= self._limits.small else Plan.BY_SORTING
         if span.lower is not None and span.after == LOWEST_POSITION:
             before = self._looks.find_beginning(connection, self._scan, span, span.lower)
             return _Page(0, span.after, 0, 0, is_full=False, reached=before), Plan.BY_POSITION  # its pages follow
@@ -369,7 +370,7 @@ class SnapshotReader:
         self, connection: Connection, span: SnapshotRange, plan: Plan, size: int, limit: int, among: str | None = None
     ) -> _Page:
         name = "examine_page" if self._scan.types is None else "examine_filtered_page"
-        row = fetch_one(connection, self._page_statement(name, span, plan, size, among), {"limit": limit})
+        row = fetch_one(connection, self._page_statement(name, span, plan, size, among, limit))
         looked_at, position, examined, matched, delayed, count, reached, found, listed = row
         self._list(connection, span, listed)
         if listed is not None and (all_of_it := self._recall(connection, span, size)) is not None:
@@ -379,7 +380,7 @@ class SnapshotReader:
         return _Page(examined or 0, last, matched or 0, delayed or 0, is_full, reached, looked_at, positions=found)
 
     def _page_statement(
-        self, name: str, span: SnapshotRange, plan: Plan, size: int, among: str | None = None
+        self, name: str, span: SnapshotRange, plan: Plan, size: int, among: str | None = None, most: int = 0
     ) -> sql.Composed:
         limits, scan = self._limits, self._scan
         walk = Walk(span.lower, span.upper, span.position, among=among, size=size)
@@ -399,10 +400,14 @@ class SnapshotReader:
                 found, rows = NOTHING_FOUND, scan.walk(columns, walk)
             return load(name).format(
                 found=found, rows=rows, size=SIZE, ahead=ahead, positions=scan.positions(plan), listed=listed,
-                payload=shipped_columns("p", self._small),
+                payload=shipped_columns("p", self._small), most=place("most"),
             )  # fmt: skip
 
-        return self._templates.fill(f"{name} {plan.value}", walk if is_walk else lookup, compose)
+        return self._templates.fill(f"{name} {plan.value}", walk if is_walk else lookup, compose, most=most)
+
+
+def _first_plan(span: SnapshotRange) -> Plan:
+    return span.plan if span.plan is Plan.BY_TRANSACTION and span.lower is not None else Plan.BY_POSITION
 
 
 def _list_all(most: int) -> sql.Composed:
@@ -457,6 +462,6 @@ def _lowest_since(connection: Connection, table: OutboxTable, start_from: StartF
             "startFrom.timestamp needs source.table.columns.scheduled: the column that says when a message was "
             "stored; name it, or start from a position"
         )
-    statement = load("fetch_lowest_scheduled").format(**table.names)
-    (position,) = fetch_one(connection, statement, {"timestamp": start_from.timestamp})
+    timestamp = sql.Literal(start_from.timestamp)
+    (position,) = fetch_one(connection, load("fetch_lowest_scheduled").format(**table.names, timestamp=timestamp))
     return None if position is None else int(position)

@@ -54,7 +54,7 @@ LEFT JOIN (
                  lead(e.position) OVER in_order IS NULL AS is_last
           FROM ({rows}) AS e
           WINDOW in_order AS (ORDER BY e.position ROWS UNBOUNDED PRECEDING)) AS p
-    WHERE p.is_last OR (p.matches AND p.matched = %(limit)s)
+    WHERE p.is_last OR (p.matches AND p.matched = {most})
     ORDER BY p.position
     LIMIT 1
 ) AS c ON true
@@ -76,7 +76,7 @@ SELECT pg_current_snapshot()::text, pg_is_in_recovery(), ({newest})
 -- The lowest position of what was stored at or after the time asked for.
 SELECT min(o.{position})
 FROM {table} AS o
-WHERE o.{scheduled} >= %(timestamp)s AND o.{transaction_id} IS NOT NULL
+WHERE o.{scheduled} >= {timestamp} AND o.{transaction_id} IS NOT NULL
 
 -- name: examine_unfiltered
 -- As examine_claim, for as many rows as the batch may have and no filter: nothing is counted for each row. At last, the bytes of what would

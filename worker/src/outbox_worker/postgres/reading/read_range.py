@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 Relation: TypeAlias = sql.Composed
 """A SELECT of messages, to stand in another statement."""
 
-Form: TypeAlias = tuple[bool, ...]
-
 
 def pair_place(name: str) -> sql.Composed:
     """Mark the place of a pair, `NAME_id` and `NAME_position`, as what is compared with `OutboxTable.pair`."""
@@ -90,7 +88,7 @@ class ReadRange:
         return None if self.limit is None and self.most is None else sql.SQL("{}::bigint").format(place("limit"))
 
     @property
-    def form(self) -> Form:
+    def form(self) -> tuple[bool, ...]:
         """What a statement over it depends on, but for which numbers there are."""
         return self.is_in_one_transaction, self.below_high_water_mark, self.is_short
 
@@ -146,7 +144,7 @@ class Walk:
     size: int | None = None
 
     @property
-    def form(self) -> Form:
+    def form(self) -> tuple[bool, ...]:
         """Nothing: which numbers there are says all."""
         return ()
 
@@ -175,7 +173,7 @@ class Lookup:
     size: int | None = None
 
     @property
-    def form(self) -> Form:
+    def form(self) -> tuple[bool, ...]:
         """What a statement over it depends on, but for which numbers there are."""
         return (self.after is None,)
 
@@ -203,9 +201,14 @@ class Templates:
         """Begin without one."""
         self._known: dict[tuple[object, ...], Template] = {}
 
-    def fill(self, name: str, wanted: ReadRange | Walk | Lookup, compose: Callable[[], sql.Composable]) -> sql.Composed:
-        """Return the statement over this range; it is composed once for each form of a range."""
-        numbers = wanted.numbers
+    def fill(
+        self, name: str, wanted: ReadRange | Walk | Lookup, compose: Callable[[], sql.Composable], **more: int
+    ) -> sql.Composed:
+        """Return the statement over this range, with `more` numbers; it is composed once for each form of a range.
+
+        Values are literals, and it is executed without parameters: a person may have named a type `50 %`.
+        """
+        numbers = wanted.numbers | more
         form = (name, wanted.form, *numbers)
         if (template := self._known.get(form)) is None:
             template = self._known[form] = Template(compose())

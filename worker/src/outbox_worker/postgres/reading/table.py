@@ -214,8 +214,7 @@ class OutboxTable:
         columns: sql.Composable,
         ids: sql.Composable,
         positions: sql.Composable,
-        publications: Sequence[str] = (),
-        conditions: Sequence[sql.Composable] = (),
+        conditions: Sequence[sql.Composable],
     ) -> sql.Composed:
         """Return the SELECT of the messages with these pairs, in no order: each is looked up on an index.
 
@@ -223,13 +222,10 @@ class OutboxTable:
             columns: of `o`.
             ids: an array of transaction ids.
             positions: as many positions.
-            publications: to which they are known to belong: then the index begins with the publication.
-            conditions: that they are known to meet, for the same reason.
+            conditions: that they are known to meet: of publications, where the index begins with those.
 
         """
         where = [sql.SQL("({}) = (w.t, w.p)").format(self.pair), *conditions]
-        if publications:
-            where.append(self.is_published(publications))
         return sql.SQL(
             "SELECT {columns} FROM ROWS FROM (unnest({ids}::xid8[]), unnest({positions}::bigint[])) AS w (t, p) "
             "CROSS JOIN LATERAL (SELECT o.* FROM {table} AS o WHERE {conditions} OFFSET 0) AS o"
