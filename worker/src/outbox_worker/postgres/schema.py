@@ -24,8 +24,12 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.connection import Connection
 
 _TEXTS = ("text", "character varying")
-_TYPES = {"position": ("bigint",), "transaction_id": ("xid8",), "publication_id": _TEXTS}
 _PAYLOADS = ("jsonb", "json", *_TEXTS)
+_TYPES = {
+    "position": ("bigint",), "transaction_id": ("xid8",), "publication_id": _TEXTS, "data": _PAYLOADS,
+    "metadata": _PAYLOADS, "scheduled": ("timestamp with time zone",),
+}  # fmt: skip
+"""Of columns, by what they are to an outbox; any other may have every type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +175,8 @@ def find_faults(table: OutboxTable, columns: dict[str, Column]) -> list[str]:
         if column is None:
             faults.append(f"it has no column {name} (columns.{role}): name the right one, or run `outbox adopt`")
             continue
-        expected = {"data": _PAYLOADS, "metadata": _PAYLOADS, "scheduled": ("timestamp with time zone",)} | _TYPES
-        if role in expected and column.type not in expected[role]:
-            faults.append(f"column {name} ({role}) is {column.type}, not {' or '.join(expected[role])}")
+        if role in _TYPES and column.type not in _TYPES[role]:
+            faults.append(f"column {name} ({role}) is {column.type}, not {' or '.join(_TYPES[role])}")
     position = columns.get(table.columns.position)
     transaction_id = columns.get(table.columns.transaction_id)
     return faults or [*_transaction_id_faults(table, transaction_id), *_sequence_faults(position)]
@@ -219,10 +222,9 @@ def _hidden_rows(connection: Connection, table: OutboxTable) -> list[str]:
 
 def _missing_indexes(connection: Connection, table: OutboxTable, needed: list[list[str]]) -> list[str]:
     oid, kind = fetch_kind(connection, table)
-    partitioned = kind == "p"
     with translated():
         missing = missing_indexes(needed, list_indexes(connection, oid))
-    note = ""
+    note, partitioned = "", kind == "p"
     if partitioned:
         note = ", and producers wait for its build unless each partition has one (build those CONCURRENTLY before)"
     return [

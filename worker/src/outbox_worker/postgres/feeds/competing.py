@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from outbox_core.processor.claimed_batch import Refusal
     from outbox_core.spec import Competing, Source, StartFrom
     from outbox_worker.postgres.admin.overview import ProcessorView
-    from outbox_worker.postgres.feeds.next_messages import DispatchPosition, Found
+    from outbox_worker.postgres.feeds.next_messages import Found
     from outbox_worker.postgres.ownership.leases import Stuck
     from outbox_worker.postgres.reading.payloads import PayloadBound
 
@@ -192,7 +192,8 @@ class BatchTaker:
         most = self._most(limit)
         self.reader.take_ahead(connection)
         try:
-            dispatch_positions, now = self._lock(connection)
+            rows = connection.execute(self._lock_statement).set_result(-1).fetchall()
+            dispatch_positions, now = dispatch_positions_of(rows)
             if not dispatch_positions:
                 return NothingTaken(contended=True)
             found = self._next.find(connection, dispatch_positions, now, most)
@@ -211,9 +212,6 @@ class BatchTaker:
         """Return the seconds until what waits may be handled, if nothing is written meanwhile; inf: nothing waits."""
         (seconds,) = fetch_one(connection, self._next_due_statement)
         return inf if seconds is None else float(seconds)
-
-    def _lock(self, connection: psycopg.Connection[Any]) -> tuple[list[DispatchPosition], str]:
-        return dispatch_positions_of(connection.execute(self._lock_statement).set_result(-1).fetchall())
 
     def _claim(self, connection: psycopg.Connection[Any], found: Found) -> ClaimedBatch | NothingTaken:
         place, wanted, examined = found.dispatch_position, found.wanted, found.examined

@@ -98,16 +98,16 @@ class PayloadBound:
 
         """
         known: dict[Checkpoint, Payload] = {}
-        most = self.limit(limit)
-        for _ in range(_TRIES):
+        most, tries = self.limit(limit), _TRIES
+        while tries:
             found = page(most)
             messages = self._complete(connection, found.messages, rows, known)
-            while messages and len(messages) < len(found.messages):
-                most = len(messages)
-                found = page(most)
-                messages = self._complete(connection, found.messages, rows, known)
-            if messages or not found.messages:
+            if len(messages) == len(found.messages):
                 return found if messages is found.messages else replace(found, messages=messages)
+            if messages:
+                most = len(messages)
+            else:
+                tries -= 1
         raise TransientError("messages vanish from the outbox while they are read", reason=Reason.DATABASE_UNAVAILABLE)
 
     def _complete(

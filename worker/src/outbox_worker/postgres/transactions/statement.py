@@ -112,15 +112,13 @@ def find_transaction_end(text: str) -> str | None:
     A body in `BEGIN ATOMIC … END` is not understood, and passes.
     """
     statements = split_statements(text)
-    words = [[token.text.upper() for token in each[:4] if token.is_word] for each in statements]
     if any("ATOMIC" in (token.text.upper() for token in each) for each in statements):
         return None
-    for each in words:
-        if not each:
-            continue
-        if each[0] in _ENDS and not (each[0] == "ROLLBACK" and "TO" in each[1:3]):
-            return " ".join(each[:1])
-        if each[:2] == ["PREPARE", "TRANSACTION"]:
+    for each in statements:
+        words = [token.text.upper() for token in each[:4] if token.is_word]
+        if words and words[0] in _ENDS and not (words[0] == "ROLLBACK" and "TO" in words[1:3]):
+            return words[0]
+        if words[:2] == ["PREPARE", "TRANSACTION"]:
             return "PREPARE TRANSACTION"
     return None
 
