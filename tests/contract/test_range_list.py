@@ -11,6 +11,8 @@ from outbox_worker.postgres import identity
 from outbox_worker.postgres.reading import range_reader
 from outbox_worker.postgres.reading.ahead import ReadAhead
 from outbox_worker.postgres.reading.messages import MessageReader, Slice
+from outbox_worker.postgres.reading.range_reader import SnapshotReader
+from outbox_worker.postgres.reading.range_scan import Limits, RangeScan
 from tests.support.servers.postgres import build_source, wait_until
 
 LIMIT = 10
@@ -95,6 +97,17 @@ def test_the_statement_over_each_batch_has_its_messages(outbox, partition):
         assert [row[1] for row in rows] == [message.position for message in same]
         without = outbox.connection.execute(reader.batch_relation(after, batch.examined)).fetchall()
         assert rows == without
+
+
+def test_where_messages_lie_far_apart_the_keys_are_sorted_once_for_several_pages(outbox):
+    """Of 2,000 rows 50 are wanted: more than may be counted, and a list has 31."""
+    outbox.produce(1800)
+    wanted = outbox.positions()[::40]
+    outbox.direct.execute("UPDATE outbox.messages SET publication_id = 'p' WHERE position = ANY (%s)", (wanted,))
+    scan = RangeScan.of(build_source(cursor="Snapshot", publications=["p"]))
+    reader = SnapshotReader(scan, limits=Limits(small=1, ahead=30), remote_target=True)
+    assert positions_of(pages(reader.fetch, outbox.connection, outbox.start)) == wanted
+    assert outbox.connection.looks == 4
 
 
 def test_of_what_is_deleted_after_the_look_nothing_is_read_and_the_rest_is(outbox):

@@ -44,11 +44,11 @@ class Outbox:
         look = self.shared if shared else None
         return MessageReader(build_source(cursor="Snapshot", **source), part, ahead=ahead, shared=look)
 
-    def behind(self, partition, count=2, ahead=20):
+    def behind(self, partition, count=2, ahead=20, remote_target=True):
         """Return the reader of a partition for which everything is a large range."""
         reader = self.reader(partition, count)
-        look = PartitionLook(self.shared, partition, count)
-        return SnapshotReader(reader._scan, partition, Limits(small=1, ahead=ahead), remote_target=True, look=look)
+        look, limits = PartitionLook(self.shared, partition, count), Limits(small=1, ahead=ahead)
+        return SnapshotReader(reader._scan, partition, limits, remote_target=remote_target, look=look)
 
     def read(self, reader, after=START, limit=LIMIT):
         """Read all that comes after a checkpoint, in pages."""
@@ -181,6 +181,26 @@ def test_the_beginning_of_a_large_range_is_found_once_for_all_partitions(outbox,
     assert [listed(outbox.read(outbox.behind(partition, 4), after)) for partition in range(4)] == expected
     assert sum(len(each) for each in expected) == 201
     assert (counting.beginnings, counting.sorts) == (1, 0)
+
+
+def test_partitions_read_the_range_that_one_of_them_found_large(outbox, after):
+    """Each stores a checkpoint meanwhile: the present snapshot is another one for each, and would need a look."""
+    expected = [outbox.positions_of(partition, 4, "position > 200") for partition in range(4)]
+    outbox.connection = counting = Counting(outbox.connection)
+    for partition in range(4):
+        outbox.direct.execute("SELECT pg_current_xact_id()")
+        reader = outbox.behind(partition, 4, ahead=160, remote_target=False)
+        assert listed(outbox.read(reader, after)) == expected[partition]
+    assert (counting.beginnings, counting.looks) == (1, 2)
+
+
+def test_behind_a_range_that_another_partition_found_is_what_came_since(outbox, after):
+    first = outbox.behind(0, remote_target=False)
+    opened = first.fetch(outbox.connection, after, LIMIT).examined
+    outbox.produce(50)
+    for partition, reader, begin in ((0, first, opened), (1, outbox.behind(1, remote_target=False), after)):
+        assert listed(outbox.read(reader, begin)) == outbox.positions_of(partition, where="position > 200")
+        assert listed(outbox.read(reader, after)) == outbox.positions_of(partition, where="position > 200")
 
 
 def test_another_number_of_partitions_looks_anew(outbox):

@@ -8,7 +8,7 @@ after it, and so belongs to a later range. No reader waits for a transaction.
 The transaction ids of a range are a few and an interval (`read_range.Lookup`): a small range costs its own keys, on the
 index (transaction_id, position), sorted by position; where that finds more than a page, the later pages are read by the
 positions that it found. A range too large for that, a backlog, is read along the index of positions from its first
-message on, where its messages lie close together, and else by sorting all of its keys.
+message on, where its messages lie close together, and else by sorting all of its keys, for many pages at once.
 """
 
 from __future__ import annotations
@@ -71,12 +71,13 @@ class _Page:
 
 @dataclass(frozen=True, slots=True)
 class _RangeList:
-    """Where all messages of one small range are, which the look for a page of it found."""
+    """Where messages of one range are, which the look for a page of it found; `is_cut`: there may be more behind."""
 
     connection: Connection
     ends: tuple[str | None, str | None]
     until: float
     positions: array[int]
+    is_cut: bool
 
     def page(self, connection: Connection | None, span: SnapshotRange, size: int) -> Found | None:
         """Return a page of a range, read on this connection or on any (None); None: it is not of this list."""
@@ -84,7 +85,8 @@ class _RangeList:
         if not is_same or time.monotonic() >= self.until:
             return None
         begin = bisect_right(self.positions, span.after)
-        return Found(list(self.positions[begin : begin + size]), None, None)
+        found = list(self.positions[begin : begin + size])
+        return None if self.is_cut and len(found) < size else Found(found, None, None)
 
 
 class SnapshotReader:
@@ -113,7 +115,8 @@ class SnapshotReader:
         self._fetch_rows = fetch_rows or _fetch_rows
         self._remote_target, self._small = remote_target, small
         self._limits = limits
-        self._most_keys = limits.ahead if scan.types is None else limits.small
+        # All partitions of a process have about as many keys, and look at so many together.
+        self._most_keys = (limits.ahead if scan.types is None else limits.small) // (1 if look is None else look.count)
         self._scan = scan
         self._partition = partition
         self._templates = Templates()
@@ -179,9 +182,9 @@ class SnapshotReader:
     def _read(self, connection: Connection, after: Checkpoint, limit: int, *, with_messages: bool) -> Batch:
         """Read the next page: of the open range, or where that is read, of a new one up to now."""
         window, self._saw_all = after.window or SnapshotRange(), False
-        if window.is_open:
-            # The range was opened some time ago: what was committed since lies behind it, unread.
-            batch = self._page(connection, after, window, limit, with_messages=with_messages, is_newest=False)
+        # Opened some time ago, or by another partition: what was committed since lies behind it, unread.
+        for span in filter(None, (window if window.is_open else None, self._find_range(connection, window.end))):
+            batch = self._page(connection, after, span, limit, with_messages=with_messages, is_newest=False)
             if batch.examined_count:
                 return batch
         if with_messages and (news := self._look_for_news(connection, after, window.end, limit)) is not None:
@@ -233,6 +236,12 @@ class SnapshotReader:
             return take_snapshot(connection, self._scan, end)
         upper, self._saw_all = fetch_present(connection, end)
         return upper
+
+    def _find_range(self, connection: Connection, end: str | None) -> SnapshotRange | None:
+        """Return the large range behind a snapshot that another partition opened, if one did."""
+        if self._shared is None or self._end is not None or end is None:
+            return None
+        return self._looks.find_range(connection, end)
 
     def _empty(self, after: Checkpoint, upper: str | None) -> Batch:
         """Nothing up to `upper`: go on from there, and say so if a range was closed by it."""
@@ -312,7 +321,8 @@ class SnapshotReader:
         """Keep where the messages of the range are, of which the page just read is not the last."""
         if positions is not None:
             found = array("q", sorted(read_numbers(positions)))
-            self._range_list = _RangeList(connection, (span.lower, span.upper), time.monotonic() + FRESH, found)
+            ends, until, is_cut = (span.lower, span.upper), time.monotonic() + FRESH, len(found) > self._limits.ahead
+            self._range_list = _RangeList(connection, ends, until, found, is_cut)
 
     def _listed_page(self, span: SnapshotRange, positions: str) -> sql.Composed:
         walk = Walk(span.lower, span.upper, span.position, among=positions)
@@ -391,8 +401,9 @@ class SnapshotReader:
             columns = scan.table.outline(self._small) if name == "fetch_page" else scan.keys
             ahead = listed = _NULL
             if not is_walk:
-                found, rows = scan.page(columns, lookup, plan, self._most_keys)
-                listed = _list_all(self._most_keys) if plan is Plan.BY_TRANSACTION else _NULL
+                most = self._most_keys if plan is Plan.BY_TRANSACTION else limits.ahead
+                found, rows = scan.page(columns, lookup, plan, most)
+                listed = _list_all(self._most_keys if plan is Plan.BY_TRANSACTION else None)
             elif among is None:
                 found, rows = NOTHING_FOUND, scan.walk(columns, walk, ahead=limits.ahead)
                 ahead = scan.ahead(limits.ahead)
@@ -410,11 +421,12 @@ def _first_plan(span: SnapshotRange) -> Plan:
     return span.plan if span.plan is Plan.BY_TRANSACTION and span.lower is not None else Plan.BY_POSITION
 
 
-def _list_all(most: int) -> sql.Composed:
-    """Return the SELECT of all positions of a small range, an array as text; null: one page has them."""
-    return sql.SQL(
-        "SELECT CASE WHEN count(*) > {} AND count(*) <= {} THEN array_agg(f.position)::text END FROM found AS f"
-    ).format(SIZE, sql.Literal(most))
+def _list_all(most: int | None) -> sql.Composed:
+    """Return the SELECT of the positions found, an array as text; null: a page has them, or they are too many."""
+    bound = sql.SQL("") if most is None else sql.SQL("AND count(*) <= {}").format(sql.Literal(most))
+    return sql.SQL("SELECT CASE WHEN count(*) > {} {} THEN array_agg(f.position)::text END FROM found AS f").format(
+        SIZE, bound
+    )
 
 
 def _count_delayed(messages: tuple[Message, ...]) -> int:

@@ -24,6 +24,7 @@ GROUP BY r.partition
 
 -- name: fetch_beginning
 -- The position of a range's first message; of all that is committed and a lower snapshot does not see, as which snapshot sees it.
+WITH {found}
 SELECT pg_current_snapshot()::text, (SELECT r.position FROM ({rows}) AS r)
 
 -- name: examine_page

@@ -125,24 +125,24 @@ class RangeScan:
     def page(
         self, columns: sql.Composable, wanted: Lookup, plan: Plan, most_keys: int
     ) -> tuple[sql.Composed, sql.Composed]:
-        """Return the CTE `found` and the SELECT of a page's rows in order; `found` is only full for BY_TRANSACTION.
+        """Return the CTE `found`, keys of the range, and the SELECT of a page's rows in order.
 
-        With places for the numbers of `wanted`. Not for BY_POSITION, see `walk`. At most one key more is found.
+        By transaction at most one key more than `most_keys` is found; by sorting that many behind the place, in order,
+        or a page. With places for the numbers of `wanted`. Not for BY_POSITION, see `walk`.
         """
         table, keys = self.table, self.table.named_pair
+        few: sql.Composable = sql.Literal(most_keys + 1)
+        in_order = sql.SQL("f.position > {} ORDER BY f.position + 0").format(_BEHIND)
         if plan is Plan.BY_TRANSACTION:
-            few = sql.Literal(most_keys + 1)
-            # All keys of the range are counted, those behind the place are sorted.
-            arms = self._arms(keys, replace(wanted, after=None), limit=few)
-            found = sql.SQL("found AS MATERIALIZED (SELECT f.* FROM ({}) AS f LIMIT {})").format(arms, few)
-            source: sql.Composable = sql.SQL("found")
+            arms = sql.SQL("({}) AS f").format(self._arms(keys, replace(wanted, after=None), limit=few))
         else:
-            found = NOTHING_FOUND
-            source = sql.SQL("({})").format(self._arms(keys, wanted, limit=None))
-        sorted_keys = sql.SQL(
-            "SELECT f.transaction_id, f.position FROM {} AS f WHERE f.position > {} ORDER BY f.position + 0 LIMIT {}"
-        ).format(source, _BEHIND, SIZE)
-        rows = sql.SQL("SELECT {} FROM {} ORDER BY {}").format(columns, self.table.rows_of(sorted_keys), table.position)
+            arms = sql.SQL("({}) AS f WHERE {}").format(self._arms(keys, wanted, limit=None), in_order)
+            few = sql.SQL("greatest({}, {})").format(few, SIZE)
+        found = sql.SQL("found AS MATERIALIZED (SELECT f.* FROM {} LIMIT {})").format(arms, few)
+        sorted_keys = sql.SQL("SELECT f.transaction_id, f.position FROM found AS f WHERE {} LIMIT {}").format(
+            in_order, SIZE
+        )
+        rows = sql.SQL("SELECT {} FROM {} ORDER BY {}").format(columns, table.rows_of(sorted_keys), table.position)
         return found, rows
 
     def news(self, columns: sql.Composable, wanted: Lookup) -> sql.Composed:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from psycopg import sql
 
 from outbox_core.progress.snapshot import parse_snapshot
-from outbox_core.progress.snapshot_range import Plan
+from outbox_core.progress.snapshot_range import Plan, SnapshotRange
 from outbox_worker.postgres.call import fetch_rows
 from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.read_range import Lookup
@@ -32,7 +32,6 @@ from outbox_worker.postgres.template import Template
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from outbox_core.progress.snapshot_range import SnapshotRange
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.reading.range_scan import RangeScan
 
@@ -152,6 +151,18 @@ class SharedLook:
         self._kept.clear()
         self._beginnings.clear()
 
+    def find_range(self, connection: Connection, lower: str) -> SnapshotRange | None:
+        """Return a large range behind this snapshot of which another partition's look found the beginning.
+
+        What is looked for in a range serves all partitions that read the same one.
+        """
+        for known in self._beginnings:
+            span = SnapshotRange(lower, known.snapshot, plan=Plan.BY_POSITION)
+            old, new = span.snapshots
+            if new.covers(old) and not old.covers(new) and known.serves(connection, span):
+                return span
+        return None
+
     def find_beginning(self, connection: Connection, scan: RangeScan, span: SnapshotRange, lower: str) -> int | None:
         """Return a position behind which all of a span lies that has this lower snapshot; None: it has no message.
 
@@ -162,9 +173,9 @@ class SharedLook:
                 return known.before
         everyone = replace(scan, slot=None, slots=())
         wanted = Lookup(lower, None, size=1)
-        _, rows = everyone.page(everyone.table.position, wanted, Plan.BY_SORTING, 1)
-        found = fetch_rows(connection, Template(load("fetch_beginning").format(rows=rows)).fill(wanted.numbers))
-        snapshot, position = found[0]
+        keys, rows = everyone.page(everyone.table.position, wanted, Plan.BY_SORTING, 0)
+        statement = Template(load("fetch_beginning").format(found=keys, rows=rows))
+        snapshot, position = fetch_rows(connection, statement.fill(wanted.numbers))[0]
         before = None if position is None else position - 1
         self._beginnings.appendleft(_Beginning(connection, time.monotonic() + FRESH, lower, snapshot, before))
         return before
