@@ -68,10 +68,12 @@ AS $function$
 -- with a verdict (t, p: the pair; attempts; class; error; wait in seconds, null: until a user says so; blocks) failed
 -- and become what its `action` says (Hold, DeadLetter, Skip); the others wait, behind a message of their key or until
 -- `next_attempt_at`. What became due since it was read waits behind what blocks its key here; a dead letter that is written
--- here blocks its key if its verdict says so. -1: not the owner. Else how many are held.
+-- here blocks its key if its verdict says so. What is held already was read again after a rewind: it goes behind those of its
+-- key that were read again before it. -1: not the owner. Else how many are held.
 DECLARE
     v_now timestamptz := clock_timestamp();
     v_kept int;
+    v_again text[];
 BEGIN
     IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
         RETURN -1;
@@ -94,31 +96,36 @@ BEGIN
     JOIN jsonb_to_recordset(p_verdicts) AS v (t xid8, p bigint, action text, attempts int, class text, error text)
         ON (v.t, v.p) = (r.transaction_id, r.position)
     WHERE v.action = 'Skip' ORDER BY r.ordinality;
-    INSERT INTO held_messages (processor_id, partition, key, place, transaction_id, position, message_id, message_type,
-                               publication_id, partition_key, data, metadata, scheduled, blocks, behind, attempts,
-                               error_class, error, next_attempt_at)
-    SELECT p_processor_id, p_partition, r.key, nextval('held_order'), r.transaction_id, r.position, r.message_id,
-           r.message_type, r.publication_id, r.partition_key, r.data, r.metadata, r.scheduled,
-           CASE WHEN r.action IS NOT NULL THEN r.blocking ELSE NOT r.delayed END,
-           r.action IS NULL AND NOT r.delayed
-               AND (r.before OR is_key_blocked(p_processor_id, p_partition, r.key, 9223372036854775807)),
-           coalesce(r.failures, 0), r.class, r.failure,
-           CASE WHEN r.action IS NOT NULL THEN coalesce(v_now + make_interval(secs => r.wait), 'infinity')
-                WHEN r.delayed THEN r.next_attempt_at ELSE v_now END
-    FROM (SELECT d.*, coalesce(bool_or(CASE WHEN d.action IS NULL THEN NOT d.delayed
-                                            ELSE d.action = 'Hold' AND d.blocking END)
-                               OVER (PARTITION BY d.key ORDER BY d.ordinality
-                                     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), false) AS before
-          FROM (SELECT u.*, v.action, v.attempts AS failures, v.class, v.error AS failure, v.wait, v.blocks AS blocking,
-                       v.action IS NULL AND coalesce(u.next_attempt_at > v_now, false) AS delayed
-                FROM unnest(p_rows) WITH ORDINALITY AS u
-                LEFT JOIN jsonb_to_recordset(p_verdicts) AS v (
-                    t xid8, p bigint, action text, attempts int, class text, error text, wait double precision,
-                    blocks boolean) ON (v.t, v.p) = (u.transaction_id, u.position)) AS d) AS r
-    WHERE r.action IS NULL OR r.action = 'Hold'
-    ORDER BY r.ordinality
-    ON CONFLICT DO NOTHING;
-    GET DIAGNOSTICS v_kept = ROW_COUNT;
+    WITH kept AS (
+        INSERT INTO held_messages AS h (processor_id, partition, key, place, transaction_id, position, message_id, message_type,
+                                        publication_id, partition_key, data, metadata, scheduled, blocks, behind, attempts,
+                                        error_class, error, next_attempt_at)
+        SELECT p_processor_id, p_partition, r.key, nextval('held_order'), r.transaction_id, r.position, r.message_id,
+               r.message_type, r.publication_id, r.partition_key, r.data, r.metadata, r.scheduled,
+               CASE WHEN r.action IS NOT NULL THEN r.blocking ELSE NOT r.delayed END,
+               r.action IS NULL AND NOT r.delayed
+                   AND (r.before OR is_key_blocked(p_processor_id, p_partition, r.key, 9223372036854775807)),
+               coalesce(r.failures, 0), r.class, r.failure,
+               CASE WHEN r.action IS NOT NULL THEN coalesce(v_now + make_interval(secs => r.wait), 'infinity')
+                    WHEN r.delayed THEN r.next_attempt_at ELSE v_now END
+        FROM (SELECT d.*, coalesce(bool_or(CASE WHEN d.action IS NULL THEN NOT d.delayed
+                                                ELSE d.action = 'Hold' AND d.blocking END)
+                                   OVER (PARTITION BY d.key ORDER BY d.ordinality
+                                         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), false) AS before
+              FROM (SELECT u.*, v.action, v.attempts AS failures, v.class, v.error AS failure, v.wait, v.blocks AS blocking,
+                           v.action IS NULL AND coalesce(u.next_attempt_at > v_now, false) AS delayed
+                    FROM unnest(p_rows) WITH ORDINALITY AS u
+                    LEFT JOIN jsonb_to_recordset(p_verdicts) AS v (
+                        t xid8, p bigint, action text, attempts int, class text, error text, wait double precision,
+                        blocks boolean) ON (v.t, v.p) = (u.transaction_id, u.position)) AS d) AS r
+        WHERE r.action IS NULL OR r.action = 'Hold'
+        ORDER BY r.ordinality
+        ON CONFLICT (transaction_id, position, processor_id, partition) DO UPDATE
+        SET place = excluded.place, behind = h.blocks
+        RETURNING h.key, h.xmax <> '0' AS again
+    )
+    SELECT count(*), array_agg(k.key) FILTER (WHERE k.again) INTO v_kept, v_again FROM kept k;
+    PERFORM advance_keys(p_processor_id, p_partition, v_again);
     RETURN v_kept;
 END
 $function$;
@@ -373,6 +380,7 @@ AS $function$
 -- there any more was redriven or dropped before, and does not count.
 DECLARE
     v_count int;
+    v_keys text[];
 BEGIN
     PERFORM lock_lane(p_processor_id, p_partition);
     IF EXISTS (SELECT 1 FROM competing_processors p WHERE p.processor_id = p_processor_id) THEN
@@ -394,10 +402,12 @@ BEGIN
                    b.transaction_id, b.position, b.message_id, b.message_type, b.publication_id, b.partition_key, b.data,
                    b.metadata, b.scheduled, b.blocks, false
             FROM once b ORDER BY b.place
+            -- Read again after a rewind, it waits where it was read again.
             ON CONFLICT (processor_id, partition, transaction_id, position) DO UPDATE
-            SET behind = false, attempts = 0, deaths = 0, next_attempt_at = clock_timestamp()
+            SET attempts = 0, deaths = 0, next_attempt_at = clock_timestamp()
         )
-        SELECT count(*) INTO v_count FROM back;
+        SELECT count(*), array_agg(b.key) INTO v_count, v_keys FROM back b;
+        PERFORM advance_keys(p_processor_id, p_partition, v_keys);
     END IF;
     IF v_count > 0 THEN
         INSERT INTO recorded_acts (act, processor_id, partition, reason, decided_by)
@@ -426,6 +436,11 @@ BEGIN
         SELECT 'DropDeadLetter', g.processor_id, g.partition, g.transaction_id, g.position,
                format('message %s of type %s, key %s: %s', g.message_id, g.message_type, g.key, p_reason), p_decided_by
         FROM gone g ORDER BY g.id
+    ), read_again AS (
+        -- After a rewind; what is not behind is handled again whatever becomes of its dead letter.
+        DELETE FROM held_messages h USING gone g
+        WHERE h.transaction_id = g.transaction_id AND h.position = g.position AND h.processor_id = g.processor_id
+          AND h.partition = g.partition AND h.behind
     )
     SELECT array_agg(g.key) INTO v_keys FROM gone g;
     PERFORM advance_keys(p_processor_id, p_partition, v_keys);

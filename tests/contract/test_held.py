@@ -287,3 +287,52 @@ def test_what_became_due_waits_behind_a_large_dead_letter_that_comes_later(conne
     assert dead.pair.position == 3
     assert dead_letters.decide_dead(connection, KEY, [dead.id], drop=True, reason="old", decided_by="me") == 1
     assert drain(connection, lease) == [1, 2]
+
+
+DEAD = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
+
+
+def redrive(connection):
+    ids = [each.id for each in dead_letters.list_dead(connection, "outbox", dead_letters.Filter(), limit=10)]
+    return dead_letters.decide_dead(connection, KEY, ids, drop=False, reason="mended", decided_by="me")
+
+
+def test_a_dead_letter_that_is_read_again_after_a_rewind_comes_back_in_front_of_what_waits_for_it(connection, lease):
+    """It fails again, and another owner takes over while it waits for its next attempt."""
+    hold_rows(connection, lease, [(1, 1, None), (2, 0, None), (3, 0, None)], DEAD)
+    hold_rows(connection, lease, [(1, 0, None), (2, 0, None), (3, 0, None)], DEAD)
+    assert redrive(connection) == 1
+    taken = holding.take_due(connection, KEY, lease, limit=1)
+    assert [each.checkpoint.position for each in taken.held] == [1]
+    again = Verdict(Action.HOLD, 1, "E", "no", 0.3, blocks=True)
+    assert holding.fail(connection, KEY, lease, [Failure(taken.held[0].checkpoint, again)]) == 1
+    lease = acquire(connection)
+    holding.review(connection, KEY, lease, generation=1, forgive=False)
+    assert take(connection, lease) == []
+    connection.execute("SELECT pg_sleep(0.4)")
+    assert drain(connection, lease) == [1, 2, 3]
+
+
+def test_what_a_rewind_reads_again_is_handled_in_the_order_of_its_key_though_a_dead_letter_blocks_it(connection, lease):
+    """Message 1 was handled, 2 is dead and 3 waits behind it; all are read again, and then 2 is redriven."""
+    hold_rows(connection, lease, [(2, 1, None), (3, 0, None)], DEAD)
+    hold_rows(connection, lease, [(1, 0, None), (2, 0, None), (3, 0, None)], DEAD)
+    assert redrive(connection) == 1
+    assert drain(connection, lease) == [1, 2, 3]
+
+
+def test_what_a_rewind_reads_again_is_handled_in_the_order_of_its_key_though_a_held_message_blocks_it(
+    connection, lease
+):
+    hold_rows(connection, lease, [(2, 1, None), (3, 0, None)], Verdict(Action.HOLD, 1, "E", "no", 0.3, blocks=True))
+    hold_rows(connection, lease, [(1, 0, None), (2, 0, None), (3, 0, None)], DEAD)
+    connection.execute("SELECT pg_sleep(0.4)")
+    assert drain(connection, lease) == [1, 2, 3]
+
+
+def test_a_dead_letter_that_is_dropped_is_not_handled_though_a_rewind_reads_it_again(connection, lease):
+    hold_rows(connection, lease, [(1, 1, None), (2, 0, None)], DEAD)
+    hold_rows(connection, lease, [(1, 0, None), (2, 0, None)], DEAD)
+    ids = [each.id for each in dead_letters.list_dead(connection, "outbox", dead_letters.Filter(), limit=10)]
+    assert dead_letters.decide_dead(connection, KEY, ids, drop=True, reason="old", decided_by="me") == 1
+    assert drain(connection, lease) == [2]
