@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
+
+from outbox_worker.shutdown import Waker
+from tests.support.processes import many_files
 
 BLOCKED_AFTER_THE_ALARM = """
 import json, operator, signal, time
@@ -47,3 +52,13 @@ def test_an_alarm_that_comes_just_before_a_sleep_still_ends_it(handler, expected
     assert ends == expected
     assert took < 15, "it slept to its end"
     assert left == 0, "no alarm is left for what comes next"
+
+
+def test_a_wait_ends_with_what_comes_to_a_socket_however_many_files_are_open():
+    with many_files():
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.send(b"!")
+            began = time.monotonic()
+            Waker().wait(20, ours.fileno())
+    assert time.monotonic() - began < 10

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import time
 from math import inf, isinf
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from outbox_core.errors import HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason
+from outbox_worker.waiting import wait_ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,7 +73,7 @@ class Waker:
 
     def wait(self, seconds: float, socket: int | None = None) -> None:
         """Wait so long, or until woken, or until there is something to read from the socket."""
-        select.select([self._reading] if socket is None else [self._reading, socket], [], [], max(0.0, seconds))
+        wait_ready(seconds, [self._reading] if socket is None else [self._reading, socket])
         with contextlib.suppress(BlockingIOError):  # nothing woke us
             os.read(self._reading, 4096)
 

@@ -24,6 +24,7 @@ from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.spec import Delivery, Target
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.http import HttpSink
+from tests.support.processes import many_files
 from tests.support.servers.postgres import free_port, wait_until
 from tests.support.servers.receiver import Answer, answering, read_head, receiving
 
@@ -117,6 +118,11 @@ class TestWhatIsSent:
         for start in (1, 11, 21):
             sink.deliver(batch(*(message(n, key=f"k-{n}") for n in range(start, start + 10))), 1)
         assert len({each.connection for each in receiver.requests}) <= 2
+
+    def test_it_posts_though_the_process_has_many_files_open(self, receiver, make):
+        with many_files(), contextlib.closing(make()) as sink:
+            assert [sink.deliver(batch(message(n)), 1) for n in (1, 2)] == [1, 1]
+        assert receiver.ids() == ["m-1", "m-2"]
 
     def test_a_connection_that_the_receiver_ended_is_made_anew(self, receiver, make):
         sink = make()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import time
 import uuid
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from outbox_core.spec import Blocks
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.rabbitmq_stream import RabbitmqStreamSink
 from outbox_worker.targets.streams.connection import StreamConnection
+from outbox_worker.waiting import wait_ready
 from tests.support.servers.proxy import Relay
 from tests.support.streams import STREAM, read_stream
 from tests.support.worker import build_config
@@ -273,15 +273,12 @@ def test_an_idle_connection_that_the_broker_closed_is_made_anew(rabbitmq, make, 
 
 def test_an_answer_counts_although_the_broker_has_closed_since(rabbitmq, make, monkeypatch):
     """It answers that there is no such virtual host and closes: a process that reads late finds both at once."""
-    monkeypatch.setattr("outbox_worker.targets.amqp.wire.select", Late)
+    monkeypatch.setattr("outbox_worker.targets.amqp.wire.wait_ready", late)
     with pytest.raises(ConfigurationError, match="refuses the virtual host nowhere"):
         make(uri=rabbitmq.stream_uri + "nowhere").deliver(batch(message(1)), 1)
 
 
-class Late:
-    """The module `select` for a process that has no processor for a while."""
-
-    @staticmethod
-    def select(*arguments):
-        time.sleep(0.2)
-        return select.select(*arguments)
+def late(*arguments):
+    """As in a process that has no processor for a while."""
+    time.sleep(0.2)
+    return wait_ready(*arguments)

@@ -10,7 +10,6 @@ import contextlib
 import hmac
 import json
 import re
-import select
 import socket
 import time
 from base64 import b64decode, b64encode
@@ -34,6 +33,7 @@ from outbox_core.spec import Blocks, Mode, PartitionKey
 from outbox_worker.targets.secret_files import build_tls, invalid_secret, read_files
 from outbox_worker.targets.templates import check_key
 from outbox_worker.targets.trace_context import TRACE_HEADERS, read_trace
+from outbox_worker.waiting import wait_ready
 
 if TYPE_CHECKING:
     import ssl
@@ -209,7 +209,7 @@ class HttpSink(OutsideTransaction):
     ) -> tuple[HTTPResponse, bytes]:
         """Send one request, again where the receiver ends a connection that was kept: it may not have seen it."""
         while True:
-            if connection.sock is not None and select.select([connection.sock], [], [], 0)[0]:
+            if connection.sock is not None and wait_ready(0, [connection.sock]):
                 connection.close()  # the receiver ended it meanwhile
             if is_new := connection.sock is None:
                 connection.connect()
@@ -229,7 +229,7 @@ class HttpSink(OutsideTransaction):
         try:
             connection.request("POST", path, body, headers)
         except OSError as err:
-            if not select.select([connection.sock], [], [], 0)[0]:
+            if not wait_ready(0, [connection.sock]):
                 raise
             unsent = err  # a message that is too large, for example, is refused before all of it is there
         content = b""

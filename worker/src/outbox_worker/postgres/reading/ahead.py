@@ -11,7 +11,6 @@ whose end is fixed. A page that is not full says that nothing more is there, whi
 
 from __future__ import annotations
 
-import select
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +21,7 @@ from psycopg.adapt import Transformer
 
 from outbox_core.errors import OutboxError
 from outbox_worker.postgres.queries import load
+from outbox_worker.waiting import wait_ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,7 +152,7 @@ def _receive(pgconn: pq.abc.PGconn, until: float) -> list[PGresult] | None:
         while pgconn.is_busy():
             left = until - time.monotonic()
             pgconn.flush()
-            if left <= 0 or not select.select([pgconn.socket], [], [], left)[0]:
+            if left <= 0 or not wait_ready(left, [pgconn.socket]):
                 return None
             pgconn.consume_input()
         if (result := pgconn.get_result()) is None:

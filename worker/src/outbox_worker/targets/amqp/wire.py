@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import select
 import ssl
 import time
 from typing import TYPE_CHECKING, Final
 
 from outbox_worker.targets.amqp.broker import build_unavailable, open_socket
+from outbox_worker.waiting import wait_ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,8 +88,8 @@ class Wire:
                 raise self.unavailable("did not answer in time; it may be blocked by its alarms (disk, memory)")
             if now - self._last_received > 2 * self.heartbeat:
                 raise self.unavailable("is silent, heartbeats are missing")
-            _, writable, _ = select.select([self._socket], [self._socket] if view else [], [], 0.2)
-            if writable:
+            wait_ready(0.2, [self._socket], [self._socket] if view else [])
+            if view:  # it takes nothing where it is not ready
                 view = view[self._send(view[:_SEND_PIECE]) :]
 
     def close(self, last: bytes = b"") -> None:
