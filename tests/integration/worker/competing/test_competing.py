@@ -307,6 +307,25 @@ def test_a_log_and_a_queue_on_the_same_messages(outbox, workers):
     assert outbox.connection.execute(rows).fetchall() == untouched
 
 
+@pytest.mark.parametrize(
+    "mode", [{}, {"mode": "Partitioned", "partitions": {"count": 3}}], ids=["Ordered", "Partitioned"]
+)
+def test_a_processor_whose_batches_are_handed_out_is_not_run_in_another_mode(outbox, workers, mode):
+    """Behind its checkpoint are messages that are handled, before it some that wait for their time."""
+    put_bad(outbox, "messages", 1)
+    outbox.produce(20, start=1)
+    consumer = start(outbox, workers, "pod-a", handler=PICKY_HANDLER)
+    wait_each_once(outbox, ids(2, 21))
+    assert consumer.terminate() == ExitCode.DONE
+    other = workers.start(
+        build_config(outbox.database, PYTHON_TARGET, delivery=mode), outbox.database.uri(), handler=PYTHON_HANDLER
+    )
+    other.wait_state("Unavailable", "PartitionsDiffer")
+    assert other.terminate() == ExitCode.DONE
+    start(outbox, workers, "pod-b")
+    wait_each_once(outbox, ids(1, 21))
+
+
 def test_nobody_elses_open_transaction_holds_a_queue_up(outbox, workers):
     make_queue(outbox)
     with outbox.database.direct(autocommit=False) as stranger, outbox.database.direct(autocommit=False) as late:

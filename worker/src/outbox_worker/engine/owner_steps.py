@@ -21,7 +21,7 @@ from outbox_core.report import Reason
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres import identity, remote_target
 from outbox_worker.postgres.admin import mappings
-from outbox_worker.postgres.feeds import holding
+from outbox_worker.postgres.feeds import competing, holding
 from outbox_worker.postgres.ownership import leases as ownership
 from outbox_worker.postgres.ownership import partitions
 from outbox_worker.postgres.progress import checkpoints, conflicts, numbers, rebuilds, starts
@@ -121,10 +121,18 @@ class WholeProcessor(StartingUnit):
                 "nothing to it. Set delivery.mode to Partitioned, or use another processorId",
                 reason=Reason.PARTITIONS_DIFFER,
             )
-        return checkpoints.ensure_start(
+        start = checkpoints.ensure_start(
             connection, key, self._context.config.source, lambda: self.find_start(connection),
             epoch=lease.epoch, token=lease.token,
         )  # fmt: skip
+        # Looked at after the checkpoint: the first consumer stores both at once.
+        if competing.is_begun(connection, key):
+            raise ConfigurationError(
+                f"processor {key.processor_id!r} hands out batches here: its checkpoint does not say which of them are "
+                "done. Set delivery.mode to Competing, or use another processorId",
+                reason=Reason.PARTITIONS_DIFFER,
+            )
+        return start
 
 
 class OwnerSteps:

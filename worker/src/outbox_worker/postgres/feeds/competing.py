@@ -82,6 +82,12 @@ def ensure_queue(connection: psycopg.Connection[Any], schema: str, queue: str, *
     call(connection, schema, "create_queue", queue=queue)
 
 
+def is_begun(connection: psycopg.Connection[Any], key: ProcessorKey) -> bool:
+    """Say whether the processor's messages are handed out to consumers."""
+    names = {"processor_id": key.processor_id}
+    return fetch_row(connection, in_schema("fetch_competing", key.schema), names) is not None
+
+
 def join(
     connection: psycopg.Connection[Any],
     key: ProcessorKey,
@@ -96,7 +102,7 @@ def join(
         ConfigurationError: it is over something else, or has checkpoints of another mode.
 
     """
-    known = fetch_row(connection, in_schema("fetch_competing", key.schema), {"processor_id": key.processor_id})
+    known = is_begun(connection, key)
     # A queue is handled from its beginning: what is in it is there to be handled.
     start = BEGINNING if known or competing.queue else start_pair(connection, source, start_from)
     horizon = max(1, start.transaction_id)
