@@ -29,7 +29,7 @@ FROZEN_TRANSACTION_ID: Final = 2
 LOCK_TIMEOUT: Final = "300ms"
 """For so long producers wait at most behind this command while it waits for a lock."""
 IDLE_TIMEOUT: Final = "5s"
-"""Suspended with the table locked (Ctrl-Z), the command would stop all producers."""
+"""Suspended with locks (Ctrl-Z), the command would stop all producers, or the old poller."""
 ATTEMPTS: Final = 120
 
 _INSPECT: Final = """
@@ -56,25 +56,18 @@ _LIST_INDEXES: Final = """
     WHERE x.indrelid = %s AND x.indpred IS NULL AND m.amname = 'btree'
 """
 
-_BACKFILL: Final = sql.SQL("""
-WITH picked AS MATERIALIZED (
-    SELECT o.ctid AS place, o.{order} AS key FROM {table} AS o
-    WHERE o.{transaction_id} IS NULL {only} AND (%(last)s::text IS NULL OR o.{order} >= %(last)s::text::{type})
-    ORDER BY o.{order} LIMIT %(batch)s FOR UPDATE
-), placed AS (
-    SELECT p.place, p.key, row_number() OVER (ORDER BY p.key, p.place) AS n FROM picked AS p
-), numbers AS MATERIALIZED (
-    SELECT nextval({sequence}) AS position FROM generate_series(1, (SELECT count(*) FROM placed))
-), numbered AS (
-    SELECT x.position, row_number() OVER (ORDER BY x.position) AS n FROM numbers AS x
-), done AS (
-    UPDATE {table} AS o SET {transaction_id} = {frozen}::text::xid8, {position} = m.position
-    FROM placed AS p JOIN numbered AS m USING (n) WHERE o.ctid = p.place
-    RETURNING p.key
-)
-SELECT count(*), (array_agg(d.key::text ORDER BY d.key DESC NULLS LAST))[1] FROM done AS d
+_LOCK_OLD_ROWS: Final = sql.SQL("""
+SELECT o.ctid::text, o.{order}::text FROM {table} AS o
+WHERE o.{transaction_id} IS NULL {only} {after} ORDER BY o.{order} LIMIT {batch} FOR UPDATE
 """)
-"""No `max`: not every type that an index sorts has one (uuid)."""
+_NUMBER_OLD_ROWS: Final = sql.SQL("""
+WITH numbered AS MATERIALIZED (
+    SELECT p.place, nextval({sequence}) AS position FROM unnest({places}::text[]::tid[]) AS p (place)
+)
+UPDATE {table} AS o SET {transaction_id} = {frozen}::text::xid8, {position} = n.position
+FROM numbered AS n WHERE o.ctid = n.place
+""")
+"""A statement of its own: the one that waits for a lock does not see the row that it has locked then."""
 
 
 class AdoptionError(Exception):
@@ -147,7 +140,7 @@ def adopt(
     if dry_run:
         return
     if missing:
-        _with_retry(connection, lambda: _add_columns(connection, adoption, found.oid, missing), "to add columns")
+        _with_retry(connection, lambda: _add_columns(connection, adoption, found.oid, missing))
         announce(f"added {' and '.join(missing)}: a change of the catalog, no row was rewritten")
     if adoption.ordered_by is not None:
         count = _backfill(connection, adoption, lambda done: watch(done, found.rows))
@@ -278,52 +271,44 @@ def _add_columns(connection: psycopg.Connection[Any], adoption: Adoption, oid: i
         # Producers insert with their own rights, and the default runs with theirs.
         connection.execute(sql.SQL("GRANT USAGE ON SEQUENCE {sequence} TO PUBLIC").format(**names))
     if adoption.message_type is not None and adoption.message_type[0] in missing:
-        _add_message_type(connection, adoption)
-
-
-def _add_message_type(connection: psycopg.Connection[Any], adoption: Adoption) -> None:
-    """A constant default is kept in the catalog: no row is rewritten."""
-    name, value = adoption.message_type or ("", "")
-    connection.execute(
-        sql.SQL("ALTER TABLE {} ADD COLUMN {} text NOT NULL DEFAULT {}").format(
-            adoption.identifier, sql.Identifier(name), sql.Literal(value)
+        name, value = adoption.message_type
+        # A constant default is kept in the catalog: no row is rewritten.
+        connection.execute(
+            sql.SQL("ALTER TABLE {table} ADD COLUMN {name} text NOT NULL DEFAULT {value}").format(
+                name=sql.Identifier(name), value=sql.Literal(value), **names
+            )
         )
-    )
 
 
 def _backfill(connection: psycopg.Connection[Any], adoption: Adoption, watch: Callable[[int], None]) -> int:
     """Number old rows along the ordering column; each batch goes on where the last one ended, by the index."""
-    order = sql.Identifier(adoption.ordered_by or "")
+    names = {
+        "table": adoption.identifier,
+        "transaction_id": sql.Identifier(adoption.transaction_id),
+        "order": sql.Identifier(adoption.ordered_by or ""),
+    }
+    position, frozen = sql.Identifier(adoption.position), sql.Literal(str(FROZEN_TRANSACTION_ID))
+    sequence = sql.Literal(_position_sequence(connection, adoption))
     only: sql.Composable = sql.SQL("")
     if adoption.only_where_null is not None:
         only = sql.SQL("AND o.{} IS NULL").format(sql.Identifier(adoption.only_where_null))
-    statement = _BACKFILL.format(
-        order=order,
-        table=adoption.identifier,
-        only=only,
-        transaction_id=sql.Identifier(adoption.transaction_id),
-        position=sql.Identifier(adoption.position),
-        type=sql.SQL(_type_of(connection, adoption)),
-        sequence=sql.Literal(_position_sequence(connection, adoption)),
-        frozen=sql.Literal(str(FROZEN_TRANSACTION_ID)),
-    )
-    total, last = 0, None
+    after: sql.Composable = sql.SQL("")
+    total = 0
     while True:
-        row = connection.execute(statement, {"last": last, "batch": adoption.batch}).fetchone()
-        count, last = row if row is not None else (0, None)
-        total += count
-        if count < adoption.batch:
+        with connection.transaction():
+            _limit_idleness(connection)
+            rows = connection.execute(
+                _LOCK_OLD_ROWS.format(only=only, after=after, batch=sql.Literal(adoption.batch), **names)
+            ).fetchall()
+            places = sql.Literal([place for place, _ in rows])
+            connection.execute(
+                _NUMBER_OLD_ROWS.format(places=places, position=position, sequence=sequence, frozen=frozen, **names)
+            )
+        total += len(rows)
+        if len(rows) < adoption.batch:
             return total
+        after = sql.SQL("AND o.{order} >= {last}").format(last=sql.Literal(rows[-1][1]), **names)
         watch(total)
-
-
-def _type_of(connection: psycopg.Connection[Any], adoption: Adoption) -> str:
-    row = connection.execute(
-        """SELECT format_type(a.atttypid, a.atttypmod) FROM pg_attribute a
-           WHERE a.attrelid = %s::regclass AND a.attname = %s""",
-        (adoption.identifier.as_string(connection), adoption.ordered_by),
-    ).fetchone()
-    return str(row[0]) if row is not None else "text"
 
 
 def _position_sequence(connection: psycopg.Connection[Any], adoption: Adoption) -> str:
@@ -354,21 +339,24 @@ def _ensure_index(connection: psycopg.Connection[Any], adoption: Adoption, oid: 
     return True
 
 
-def _with_retry(connection: psycopg.Connection[Any], change: Callable[[], None], what: str) -> None:
+def _with_retry(connection: psycopg.Connection[Any], change: Callable[[], None]) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             with connection.transaction():
                 connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(LOCK_TIMEOUT)))
-                connection.execute(
-                    sql.SQL("SET LOCAL idle_in_transaction_session_timeout = {}").format(sql.Literal(IDLE_TIMEOUT))
-                )
+                _limit_idleness(connection)
                 change()
         except psycopg.errors.LockNotAvailable as err:
             if attempt == ATTEMPTS:
                 raise AdoptionError(
-                    f"the table stayed locked and there was no moment {what}: look for long transactions in "
+                    "the table stayed locked and there was no moment to add columns: look for long transactions in "
                     "pg_stat_activity, then run it again"
                 ) from err
             time.sleep(min(0.1 * attempt, 1.0))
         else:
             return
+
+
+def _limit_idleness(connection: psycopg.Connection[Any]) -> None:
+    limit = sql.Literal(IDLE_TIMEOUT)
+    connection.execute(sql.SQL("SET LOCAL idle_in_transaction_session_timeout = {}").format(limit))

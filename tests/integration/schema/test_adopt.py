@@ -134,6 +134,26 @@ def test_rows_get_the_order_of_a_column_of_any_type_that_can_be_sorted(anywhere,
     assert direct.execute("SELECT id FROM public.t WHERE position > 0 ORDER BY position").fetchall() == expected
 
 
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [pytest.param("error = 'later'", 0, id="fails"), pytest.param("processed_on_utc = now()", 1, id="handled")],
+)
+def test_what_the_old_poller_changes_meanwhile_keeps_its_place_and_ends_no_backfill(anywhere, change, left):
+    direct, connection, poller = anywhere.direct(), anywhere.direct(), anywhere.direct(autocommit=False)
+    direct.execute(SCALED)
+    adopt.adopt(direct, Adoption("public", "outbox_messages"))
+    poller.execute(f"UPDATE public.outbox_messages SET {change} WHERE content = '{{\"n\": 1990}}'")
+
+    with background(lambda: adopt.adopt(connection, SCALED_ADOPTION)) as done:
+        wait_until_blocked(anywhere, done)
+        poller.commit()
+
+    assert done.exception() is None
+    found = [message.data for message in read(anywhere, SCALED_SOURCE)]
+    expected = [f'{{"n": {n}}}' for n in range(2000, 0, -1) if n != 1990 or not left]
+    assert found == expected
+
+
 def test_rows_without_a_place_in_the_order_are_refused_until_they_have_one(database):
     """With batches of 10 they came after all others, and were left out without a word."""
     direct, adoption = database.direct(), Adoption("public", "t", ordered_by="at", only_where_null="done", batch=10)
