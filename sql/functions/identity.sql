@@ -62,6 +62,8 @@ BEGIN
                   HINT = 'Messages stored since the restore would sort before the restored ones, and be passed over.';
     END IF;
     IF p_action = 'renew' THEN
+        -- The claims first, as in claim_processor: a lease that is being acquired is waited for, and ended.
+        PERFORM 1 FROM processor_claims c ORDER BY c.processor_id FOR UPDATE;
         PERFORM end_leases(c.processor_id, NULL) FROM processor_claims c;
         DELETE FROM processor_claims;
     END IF;

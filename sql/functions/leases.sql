@@ -177,14 +177,26 @@ SET died_token = nullif(s.died_token, p_token),
 WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND (p_token = ANY (s.accused) OR s.died_token = p_token)
 $function$;
 
+CREATE OR REPLACE FUNCTION :"schema".refuses_lease(
+    p_processor_id text, p_partition int, p_claim_uid text, p_token uuid
+) RETURNS boolean
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- Is another process alive, is the claim another's, or does a conflict wait for a user?
+SELECT NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid)
+    OR EXISTS (SELECT 1 FROM processor_leases l WHERE l.processor_id = p_processor_id AND l.partition = p_partition
+               AND l.token <> p_token AND l.expires_at > clock_timestamp())
+    OR EXISTS (SELECT 1 FROM processor_conflicts f WHERE f.processor_id = p_processor_id AND f.partition = p_partition
+               AND f.needs_person AND f.resolved_at IS NULL)
+$function$;
+
 CREATE OR REPLACE FUNCTION :"schema".acquire_lease(
     p_processor_id text, p_partition int, p_claim_uid text, p_pod text, p_token uuid, p_lease interval
 ) RETURNS TABLE (acquired boolean, epoch bigint, pod text, expires_at timestamptz)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
--- A fresh epoch for the process that holds `p_token`. Refused: another process is alive, the claim is another's, a
--- conflict waits for a person, or the former owner is committing at this moment. Answers who holds the lease after the call;
--- no epoch, where the processor has no such partition (any more): the caller's partitioning is old.
+-- A fresh epoch for the process that holds `p_token`. Refused: as refuses_lease says, or the former owner is committing at this
+-- moment. Answers who holds the lease after the call; no epoch, where the processor has no such partition (any more): the caller's partitioning is old.
 -- A former owner that never gave its lease back is counted as crashed: a message may be what it died of. A process that
 -- calls again lives, and its crash is not counted any more.
 #variable_conflict use_column
@@ -193,18 +205,12 @@ DECLARE
     v_refused boolean;
 BEGIN
     PERFORM acquit_survivor(p_processor_id, p_partition, p_token);
-    SELECT l.* INTO v_lease FROM processor_leases l
-    WHERE l.processor_id = p_processor_id AND l.partition = p_partition;
-    v_refused := coalesce(v_lease.expires_at > clock_timestamp() AND v_lease.token <> p_token, false)
-        OR NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid)
-        OR EXISTS (SELECT 1 FROM processor_conflicts f WHERE f.processor_id = p_processor_id
-                   AND f.partition = p_partition AND f.needs_person AND f.resolved_at IS NULL);
+    v_refused := refuses_lease(p_processor_id, p_partition, p_claim_uid, p_token);
     IF NOT v_refused THEN
         BEGIN
             -- Against a claim that changes hands meanwhile; same order of locks as claim_processor.
             PERFORM 1 FROM processor_claims c
             WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid FOR KEY SHARE;
-            v_refused := NOT FOUND;
             -- Against a change of their number, which begins by locking this row. Nothing to lock: it is not partitioned.
             PERFORM 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR KEY SHARE;
             IF EXISTS (SELECT 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id
@@ -217,8 +223,8 @@ BEGIN
             SELECT l.* INTO v_lease FROM processor_leases l
             WHERE l.processor_id = p_processor_id AND l.partition = p_partition
             FOR UPDATE;
-            v_refused := v_refused
-                OR coalesce(v_lease.expires_at > clock_timestamp() AND v_lease.token <> p_token, false);
+            -- The locks were waited for: meanwhile the lease was taken, the claim given away, or a conflict recorded.
+            v_refused := refuses_lease(p_processor_id, p_partition, p_claim_uid, p_token);
             IF NOT v_refused THEN
                 UPDATE processor_leases l
                 SET epoch = l.epoch + 1, token = p_token, pod = p_pod, claim_uid = p_claim_uid,
@@ -234,12 +240,8 @@ BEGIN
         END;
     END IF;
     RETURN QUERY
-        SELECT NOT v_refused, l.epoch, l.pod, l.expires_at FROM processor_leases l
-        WHERE l.processor_id = p_processor_id AND l.partition = p_partition
-        UNION ALL
-        SELECT false, NULL, NULL, NULL
-        WHERE NOT EXISTS (SELECT 1 FROM processor_leases l
-                          WHERE l.processor_id = p_processor_id AND l.partition = p_partition);
+        SELECT NOT v_refused, l.epoch, l.pod, l.expires_at FROM (VALUES (1)) AS always
+        LEFT JOIN processor_leases l ON l.processor_id = p_processor_id AND l.partition = p_partition;
 END
 $function$;
 

@@ -63,6 +63,9 @@ BEGIN
            WHERE g.processor_id = p_processor_id AND g.expires_at < clock_timestamp() - p_lease
            FOR UPDATE SKIP LOCKED) AS gone
     WHERE m.processor_id = p_processor_id AND m.token = gone.token;
+    -- In the order of those who end several leases (end_leases, change_partitions).
+    PERFORM 1 FROM processor_leases l
+    WHERE l.processor_id = p_processor_id AND l.token = p_token ORDER BY l.partition FOR NO KEY UPDATE;
     RETURN QUERY
         UPDATE processor_leases l
         SET renewed_at = clock_timestamp(), expires_at = clock_timestamp() + p_lease
@@ -77,6 +80,8 @@ AS $function$
 -- A process leaves: its partitions are free at once, and the other members share them.
 BEGIN
     DELETE FROM processor_members m WHERE m.processor_id = p_processor_id AND m.token = p_token;
+    PERFORM 1 FROM processor_leases l
+    WHERE l.processor_id = p_processor_id AND l.token = p_token ORDER BY l.partition FOR NO KEY UPDATE;
     UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch'
     WHERE l.processor_id = p_processor_id AND l.token = p_token;
 END

@@ -140,9 +140,11 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 4;
     END IF;
-    -- A claim that no resource gives up: so the call of an unowned caller is always answered 4. Same order of locks as
-    -- claim_processor: the claim, then the leases. No lease can be made before this is committed.
+    -- A claim that no resource gives up: so the call of an unowned caller is always answered 4. Same locks as claim_processor,
+    -- in the same order: the claim, then the leases. A lease that is being acquired is waited for, and ended; no other one can be
+    -- made before this is committed. ON CONFLICT alone would lock the claim too weakly for that.
     PERFORM pg_advisory_xact_lock(claim_key(p_processor_id));
+    PERFORM 1 FROM processor_claims c WHERE c.processor_id = p_processor_id FOR UPDATE;
     INSERT INTO processor_claims AS c (processor_id, cluster, namespace, name, uid)
     VALUES (p_processor_id, v_claim.cluster, v_claim.namespace, v_claim.name, v_claim.uid)
     ON CONFLICT (processor_id) DO UPDATE

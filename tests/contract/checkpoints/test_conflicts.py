@@ -184,6 +184,21 @@ def test_the_last_acts_are_kept(database):
     assert rows == (10000, 22, 10021)
 
 
+def test_who_records_an_act_waits_for_no_transaction_that_has_recorded_one(database):
+    """One that skips a message records that, and may be long: the oldest act that it deletes is in nobody's way."""
+    connection, skipping = database.connect(), database.connect(autocommit=False)
+    act = "INSERT INTO outbox.recorded_acts (act, reason, decided_by) SELECT 'Skip', n::text, 'x' "
+    connection.execute(f"{act} FROM generate_series(1, 10000) AS n")
+    skipping.execute(f"{act} FROM generate_series(10001, 10001) AS n")
+
+    connection.execute("SET lock_timeout = '100ms'")
+    connection.execute(f"{act} FROM generate_series(10002, 10002) AS n")
+    skipping.commit()
+    connection.execute(f"{act} FROM generate_series(10003, 10003) AS n")
+
+    assert connection.execute("SELECT count(*) FROM outbox.recorded_acts").fetchone() == (10000,)
+
+
 def test_what_a_person_decided_last_of_each_partition_is_kept_however_many_acts_others_made(database):
     """Kafka's transactions tell by it what was published before a rewind, Spark of when its directory is."""
     connection = database.direct()
