@@ -145,13 +145,10 @@ BEGIN
         SELECT c.* INTO v_stored FROM processor_checkpoints c
         WHERE c.processor_id = p_processor_id AND c.partition = 0
         FOR UPDATE;
-        IF FOUND AND (v_stored.last_processed_transaction_id, v_stored.last_processed_position)
-                     IS DISTINCT FROM (p_transaction_id, p_position)
-                 AND v_stored.last_processed_position <> p_expected_position THEN
-            RETURN CASE WHEN v_stored.last_processed_position > p_expected_position THEN 2 ELSE 3 END;
-        ELSIF FOUND AND (v_stored.last_processed_transaction_id, v_stored.last_processed_position)
-                        = (p_transaction_id, p_position) THEN
+        IF (v_stored.last_processed_transaction_id, v_stored.last_processed_position) = (p_transaction_id, p_position) THEN
             RETURN 0;
+        ELSIF v_stored.last_processed_position <> p_expected_position THEN
+            RETURN CASE WHEN v_stored.last_processed_position > p_expected_position THEN 2 ELSE 3 END;
         END IF;
     END IF;
     RETURN store_processor_checkpoint(

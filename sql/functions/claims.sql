@@ -33,6 +33,7 @@ AS $function$
 #variable_conflict use_column
 DECLARE
     v_claim processor_claims;
+    v_open boolean;
     v_granted boolean;
 BEGIN
     SELECT c.* INTO v_claim FROM processor_claims c WHERE c.processor_id = p_processor_id;
@@ -45,9 +46,9 @@ BEGIN
             VALUES (p_processor_id, p_cluster, p_namespace, p_name, p_uid) ON CONFLICT DO NOTHING;
             v_granted := FOUND;
             SELECT c.* INTO v_claim FROM processor_claims c WHERE c.processor_id = p_processor_id FOR UPDATE;
-            IF NOT v_granted AND v_claim.processor_id IS NOT NULL AND (p_force
-                OR claim_is_open_to(v_claim, p_cluster, p_namespace, p_name, p_uid, p_sweep_uids)) THEN
-                IF p_force AND NOT claim_is_open_to(v_claim, p_cluster, p_namespace, p_name, p_uid, p_sweep_uids) THEN
+            v_open := claim_is_open_to(v_claim, p_cluster, p_namespace, p_name, p_uid, p_sweep_uids);
+            IF NOT v_granted AND v_claim.processor_id IS NOT NULL AND (p_force OR v_open) THEN
+                IF NOT v_open THEN
                     INSERT INTO recorded_acts (act, processor_id, reason, decided_by)
                     VALUES ('TakeOver', p_processor_id,
                             format('claim of %s/%s/%s taken by force', v_claim.cluster, v_claim.namespace, v_claim.name),
@@ -70,11 +71,8 @@ BEGIN
         END;
     END IF;
     RETURN QUERY
-        SELECT v_granted, c.cluster, c.namespace, c.name, c.uid, c.claimed_at, c.vacated_at
-        FROM processor_claims c WHERE c.processor_id = p_processor_id
-        UNION ALL
-        SELECT false, NULL, NULL, NULL, NULL, NULL, NULL
-        WHERE NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id);
+        SELECT v_granted AND c.uid IS NOT NULL, c.cluster, c.namespace, c.name, c.uid, c.claimed_at, c.vacated_at
+        FROM (VALUES (1)) AS always LEFT JOIN processor_claims c ON c.processor_id = p_processor_id;
 END
 $function$;
 
@@ -178,32 +176,22 @@ AS $function$
 -- which needs no row. Bound: what is written is what was asked for.
 #variable_conflict use_column
 BEGIN
-    -- Former versions wrote it down without the timeline.
-    UPDATE processor_sources s SET source = p_source, described = p_described
-    WHERE s.processor_id = p_processor_id AND starts_with(p_source, s.source || '/timeline-')
-      AND EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid);
-    SELECT s.source, s.described INTO source, described FROM processor_sources s WHERE s.processor_id = p_processor_id;
-    IF FOUND AND source IS NOT NULL OR p_source IS NULL THEN
-        bound := CASE WHEN FOUND THEN coalesce(source = p_source, false) ELSE true END;
-    ELSIF FOUND THEN
-        UPDATE processor_sources s SET source = p_source, described = p_described, bound_at = clock_timestamp()
-        WHERE s.processor_id = p_processor_id AND s.source IS NULL
+    IF p_source IS NOT NULL THEN
+        -- Former versions wrote it down without the timeline.
+        UPDATE processor_sources s
+        SET source = p_source, described = p_described,
+            bound_at = CASE WHEN s.source IS NULL THEN clock_timestamp() ELSE s.bound_at END
+        WHERE s.processor_id = p_processor_id AND (s.source IS NULL OR starts_with(p_source, s.source || '/timeline-'))
           AND EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid);
-        bound := FOUND;
-    ELSE
-        INSERT INTO processor_sources AS s (processor_id, source, described)
+        INSERT INTO processor_sources (processor_id, source, described)
         SELECT p_processor_id, p_source, p_described FROM processor_claims c
         WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid
           AND NOT EXISTS (SELECT 1 FROM processor_checkpoints k WHERE k.processor_id = p_processor_id)
         ON CONFLICT DO NOTHING;
-        bound := FOUND;
     END IF;
-    IF NOT bound THEN
-        -- Another process of the resource may have written it down at this moment.
-        SELECT s.source, s.described INTO source, described FROM processor_sources s
-        WHERE s.processor_id = p_processor_id;
-        bound := coalesce(source = p_source, false);
-    END IF;
+    -- Another process of the resource may have written it down at this moment.
+    SELECT s.source, s.described INTO source, described FROM processor_sources s WHERE s.processor_id = p_processor_id;
+    bound := CASE WHEN FOUND THEN coalesce(source = p_source, false) ELSE p_source IS NULL END;
     RETURN NEXT;
 END
 $function$;

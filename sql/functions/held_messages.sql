@@ -350,14 +350,12 @@ BEGIN
             WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.blocks AND h.behind));
     END IF;
     -- Two looks, because each has an index: what is behind blocks.
-    any_held := EXISTS (SELECT 1 FROM held_messages h
-                        WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind)
-        OR EXISTS (SELECT 1 FROM held_messages h
-                   WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.blocks);
-    blocking := EXISTS (SELECT 1 FROM held_messages h WHERE h.processor_id = p_processor_id
-                        AND h.partition = p_partition AND h.blocks)
-        OR EXISTS (SELECT 1 FROM dead_letters d WHERE d.processor_id = p_processor_id
-                   AND d.partition = p_partition AND d.blocks);
+    blocking := EXISTS (SELECT 1 FROM held_messages h
+                        WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.blocks);
+    any_held := blocking OR EXISTS (SELECT 1 FROM held_messages h
+                                    WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND NOT h.behind);
+    blocking := blocking OR EXISTS (SELECT 1 FROM dead_letters d
+                                    WHERE d.processor_id = p_processor_id AND d.partition = p_partition AND d.blocks);
     -- What happened before the checkpoint was last stored is over.
     SELECT CASE WHEN s.checkpoint_at = c.stored_at THEN s.deaths ELSE 0 END,
            CASE WHEN s.killed_at > c.stored_at THEN s.kills ELSE 0 END,
@@ -375,9 +373,8 @@ CREATE OR REPLACE FUNCTION :"schema".redrive_dead_letters(
 ) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
--- Give dead letters back to the processor, due now, each at its place in the order of its key (mode
--- Competing has none). Recorded. What is not
--- there any more was redriven or dropped before, and does not count.
+-- Give dead letters back to the processor, due now, each at its place in the order of its key (mode Competing has none).
+-- Recorded. What is not there any more was redriven or dropped before, and does not count.
 DECLARE
     v_count int;
     v_keys text[];
