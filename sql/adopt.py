@@ -324,7 +324,7 @@ def _indexes(adoption: Adoption) -> list[list[str]]:
     mapped = {"transactionId": adoption.transaction_id, "position": adoption.position}
     if adoption.publication_id is not None:
         mapped["publicationId"] = adoption.publication_id
-    return needed_indexes(mapped, publications=adoption.publication_id is not None)
+    return needed_indexes(mapped, publications=True)
 
 
 def _ensure_index(connection: psycopg.Connection[Any], adoption: Adoption, oid: int, columns: list[str]) -> bool:

@@ -13,8 +13,7 @@ from outbox_sql.guide import quote
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-TEXTS: Final = ("text", "character varying", "character")
-PAYLOADS: Final = ("jsonb", "json", *TEXTS)
+PAYLOADS: Final = ("jsonb", "json", "text", "character varying", "character")
 TRANSACTION_ID: Final = "transaction_id"
 POSITION: Final = "position"
 

@@ -44,7 +44,6 @@ _FORMER_FIRST: Final = frozenset({"0001_pre_tables", "0001_pre_baseline"})
 _FORMER_LAST: Final = "0006_pre_waiting_messages"
 """A database that a former version made, and that recorded this one, has what the first migration makes."""
 
-_NAME: Final = re.compile(r"\d{4}_(pre|post)_[a-z0-9_]+\.sql")
 _VARIABLE: Final = re.compile(r""":(?:"schema"|'schema')""")
 _INCLUDE: Final = re.compile(r"^\\ir \.\./functions/(\w+)\.sql$", re.MULTILINE)
 """psql's own command, relative to the file that it stands in."""
@@ -88,21 +87,15 @@ class MigrationBusyError(MigrationError):
 
 def load_migrations() -> tuple[Migration, ...]:
     """Read the shipped migrations in order, and behind them the functions."""
-    folder = resources.files("outbox_sql.migrations")
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
-    migrations = (
-        Migration(name.removesuffix(".sql"), Phase(name.split("_")[1]), folder.joinpath(name).read_text())
-        for name in names
-        if _NAME.fullmatch(name)
-    )
-    return (*migrations, _load_functions())
+    migrations = (Migration(name, Phase(name.split("_")[1]), text) for name, text in _read("migrations"))
+    functions = "\n".join(text for _, text in _read("functions"))
+    return (*migrations, Migration(f"{_FUNCTIONS}{FUNCTIONS_VERSION:04d}", Phase.PRE, functions))
 
 
-def _load_functions() -> Migration:
-    folder = resources.files("outbox_sql.functions")
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
-    text = "\n".join(folder.joinpath(name).read_text() for name in names)
-    return Migration(f"{_FUNCTIONS}{FUNCTIONS_VERSION:04d}", Phase.PRE, text)
+def _read(folder: str) -> list[tuple[str, str]]:
+    """Return name and text of each SQL file in a folder, in the order of their names."""
+    files = (file for file in resources.files(f"outbox_sql.{folder}").iterdir() if file.name.endswith(".sql"))
+    return sorted((file.name.removesuffix(".sql"), file.read_text()) for file in files)
 
 
 def render(text: str, schema: str) -> sql.SQL:

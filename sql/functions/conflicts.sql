@@ -106,6 +106,30 @@ BEGIN
 END
 $function$;
 
+CREATE OR REPLACE FUNCTION :"schema".may_move_checkpoint(p_processor_id text, p_partition int) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- May a user move it? False: an owner is live. True: there is none before the caller's transaction ends.
+DECLARE
+    v_expires timestamptz;
+BEGIN
+    INSERT INTO processor_leases (processor_id, partition) VALUES (p_processor_id, p_partition) ON CONFLICT DO NOTHING;
+    SELECT l.expires_at INTO v_expires FROM processor_leases l
+    WHERE l.processor_id = p_processor_id AND l.partition = p_partition
+    FOR UPDATE;
+    IF v_expires > clock_timestamp() THEN
+        RETURN false;
+    END IF;
+    IF EXISTS (SELECT 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id
+               AND p_partition NOT BETWEEN 0 AND d.partition_count - 1) THEN
+        -- Its row would be in the way of a change to more partitions.
+        RAISE EXCEPTION 'processor % has no partition %', p_processor_id, p_partition
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    RETURN true;
+END
+$function$;
+
 CREATE OR REPLACE FUNCTION :"schema".rewind_processor_checkpoint(
     p_processor_id text, p_partition int, p_transaction_id xid8, p_position bigint, p_reason text, p_decided_by text
 ) RETURNS int
@@ -116,24 +140,13 @@ AS $function$
 DECLARE
     v_back pg_snapshot;
     v_stored processor_checkpoints;
-    v_expires timestamptz;
 BEGIN
     IF p_transaction_id IS NULL OR p_position IS NULL THEN
         RAISE EXCEPTION 'half a checkpoint: %:%', p_transaction_id, p_position
             USING ERRCODE = 'null_value_not_allowed', HINT = 'Name both parts of the pair, transaction_id and position.';
     END IF;
-    INSERT INTO processor_leases (processor_id, partition) VALUES (p_processor_id, p_partition) ON CONFLICT DO NOTHING;
-    SELECT l.expires_at INTO v_expires FROM processor_leases l
-    WHERE l.processor_id = p_processor_id AND l.partition = p_partition
-    FOR UPDATE;
-    IF v_expires > clock_timestamp() THEN
+    IF NOT may_move_checkpoint(p_processor_id, p_partition) THEN
         RETURN 4;
-    END IF;
-    IF EXISTS (SELECT 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id
-               AND p_partition NOT BETWEEN 0 AND d.partition_count - 1) THEN
-        -- Its row would be in the way of a change to more partitions.
-        RAISE EXCEPTION 'processor % has no partition %', p_processor_id, p_partition
-            USING ERRCODE = 'invalid_parameter_value';
     END IF;
     SELECT c.* INTO v_stored FROM processor_checkpoints c
     WHERE c.processor_id = p_processor_id AND c.partition = p_partition
@@ -187,25 +200,14 @@ AS $function$
 -- goes on, so that a caller that expects the old one is told 2. 1 done; 4 refused: an owner is live.
 DECLARE
     v_stored processor_checkpoints;
-    v_expires timestamptz;
     v_counter bigint;
 BEGIN
     IF (p_upper IS NULL) <> (p_position IS NULL) THEN
         RAISE EXCEPTION 'half a window: an upper snapshot goes with a position inside it'
             USING ERRCODE = 'null_value_not_allowed';
     END IF;
-    INSERT INTO processor_leases (processor_id, partition) VALUES (p_processor_id, p_partition) ON CONFLICT DO NOTHING;
-    SELECT l.expires_at INTO v_expires FROM processor_leases l
-    WHERE l.processor_id = p_processor_id AND l.partition = p_partition
-    FOR UPDATE;
-    IF v_expires > clock_timestamp() THEN
+    IF NOT may_move_checkpoint(p_processor_id, p_partition) THEN
         RETURN 4;
-    END IF;
-    IF EXISTS (SELECT 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id
-               AND p_partition NOT BETWEEN 0 AND d.partition_count - 1) THEN
-        -- Its row would be in the way of a change to more partitions.
-        RAISE EXCEPTION 'processor % has no partition %', p_processor_id, p_partition
-            USING ERRCODE = 'invalid_parameter_value';
     END IF;
     SELECT c.* INTO v_stored FROM processor_checkpoints c
     WHERE c.processor_id = p_processor_id AND c.partition = p_partition

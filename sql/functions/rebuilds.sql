@@ -89,6 +89,9 @@ BEGIN
     IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) OR p_partition = ANY (p_partitions) THEN
         RETURN false;
     END IF;
+    -- Of a partition that was never owned too: its first owner may be acquiring it at this moment.
+    INSERT INTO processor_leases (processor_id, partition)
+    SELECT p_processor_id, n FROM unnest(p_partitions) AS n ORDER BY n ON CONFLICT DO NOTHING;
     PERFORM 1 FROM processor_leases l
     WHERE l.processor_id = p_processor_id AND l.partition = ANY (p_partitions) ORDER BY l.partition FOR UPDATE;
     PERFORM 1 FROM processor_checkpoints c

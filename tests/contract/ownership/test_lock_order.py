@@ -127,3 +127,23 @@ def test_a_process_and_who_ends_its_leases_lock_them_in_the_same_order(each_data
     assert ended.result() is True
     assert beaten.exception() is None
     assert first.epoch == 1
+
+
+@EVERYWHERE
+def test_a_partition_that_is_owned_for_the_first_time_while_its_checkpoint_is_advanced_reads_anew(each_database):
+    """Told 2 in place of 4, its owner would open a conflict."""
+    connection, swapping, late = (each_database.connect(autocommit=each) for each in (True, False, False))
+    owner = own(connection, KEY)
+    assert partitions.begin(connection, KEY, count=2, by="partition key", start=PLACE, **owner).begun
+    others = rebuilds.find_coverage(connection, KEY, but_partition=0)
+    token, goal = uuid4(), Checkpoint(30, 1)
+    answer = acquire(late, NEXT, token)
+
+    with background(lambda: rebuilds.advance_partitions(swapping, KEY, others, {1: goal}, **owner)) as advanced:
+        wait_until_blocked(each_database, advanced)
+        late.commit()
+
+    assert advanced.result()
+    swapping.commit()
+    stored = checkpoints.store(late, NEXT, new=Checkpoint(40, 1), expected=PLACE, epoch=answer.epoch, token=token)
+    assert stored is StoreAnswer.NOT_OWNER

@@ -228,12 +228,10 @@ class Repairer:
                     )
             parameters["highest"] = self._count_ids(repair.id)[2]
             moved = self._moved(parameters)
-            self._connection.execute(
-                load("repair_record_acts").format(
-                    schema=sql.Identifier(self._schema), written_here=_item("c", _CHECKPOINT)
-                ),
-                parameters,
+            record = load("repair_record_acts").format(
+                schema=sql.Identifier(self._schema), checkpoints=self._list_checkpoints()
             )
+            self._connection.execute(record, parameters)
             sealed = self._connection.execute(in_schema("repair_list_sealed", self._schema)).fetchall()
             for table_name, columns in groupby(self._columns(repair.tables), lambda each: each.table):
                 self._map(table_name, list(columns), parameters)
@@ -310,11 +308,13 @@ class Repairer:
         found = self._fetch(in_schema("repair_count_ids", self._schema), {"repair_id": number})
         return int(found[0]), int(found[1]), int(found[2])
 
-    def _moved(self, parameters: dict[str, Any]) -> tuple[Moved, ...]:
-        statement = load("repair_list_checkpoints").format(
-            schema=sql.Identifier(self._schema), written_here=_item("c", _CHECKPOINT)
+    def _list_checkpoints(self) -> sql.Composed:
+        return load("repair_list_checkpoints").format(
+            schema=sql.Identifier(self._schema), written_here=_item("c", "last_processed_transaction_id")
         )
-        found = self._connection.execute(statement, parameters).fetchall()
+
+    def _moved(self, parameters: dict[str, Any]) -> tuple[Moved, ...]:
+        found = self._connection.execute(self._list_checkpoints(), parameters).fetchall()
         return tuple(
             Moved(row[0], row[1], Checkpoint(int(row[2]), row[3]), Checkpoint(int(row[4]), row[3])) for row in found
         )
@@ -357,9 +357,6 @@ class Repairer:
         if row is None:
             raise RepairError("the server answered with no row", reason=Reason.INTERNAL_ERROR)
         return tuple(row)
-
-
-_CHECKPOINT: Final = "last_processed_transaction_id"
 
 
 def _item(row: str, name: str, *, snapshot: bool = False) -> sql.Composed:

@@ -30,14 +30,9 @@ SELECT EXISTS (SELECT 1 FROM {table} AS o
 -- Each checkpoint is moved by an act of a person, as a rewind is.
 INSERT INTO {schema}.recorded_acts (act, processor_id, partition, from_transaction_id, from_position,
                                     to_transaction_id, to_position, reason, decided_by)
-SELECT 'Rebase', c.processor_id, c.partition, c.last_processed_transaction_id, c.last_processed_position,
-       coalesce(m.new_transaction_id, c.last_processed_transaction_id), c.last_processed_position, r.reason, r.decided_by
-FROM {schema}.repairs AS r
-CROSS JOIN {schema}.processor_checkpoints AS c
-LEFT JOIN {schema}.repair_ids AS m
-  ON m.repair_id = r.id AND m.old_transaction_id = c.last_processed_transaction_id AND m.written_here = {written_here}
+SELECT 'Rebase', c.processor_id, c.partition, c.before::xid8, c.position, c.after::xid8, c.position, r.reason, r.decided_by
+FROM {schema}.repairs AS r CROSS JOIN ({checkpoints}) AS c
 WHERE r.id = %(repair_id)s
-  AND NOT EXISTS (SELECT 1 FROM {schema}.processor_sources AS s WHERE s.processor_id = c.processor_id)
 ORDER BY c.processor_id, c.partition
 
 -- name: repair_list_sealed
@@ -149,8 +144,8 @@ WHERE m.repair_id = %(repair_id)s
 
 -- name: repair_list_checkpoints
 -- Each checkpoint as it is and as it will be.
-SELECT c.processor_id, c.partition, c.last_processed_transaction_id::text, c.last_processed_position,
-       coalesce(m.new_transaction_id, c.last_processed_transaction_id)::text
+SELECT c.processor_id, c.partition, c.last_processed_transaction_id::text AS before, c.last_processed_position AS position,
+       coalesce(m.new_transaction_id, c.last_processed_transaction_id)::text AS after
 FROM {schema}.processor_checkpoints AS c
 LEFT JOIN {schema}.repair_ids AS m
   ON m.repair_id = %(repair_id)s AND m.old_transaction_id = c.last_processed_transaction_id

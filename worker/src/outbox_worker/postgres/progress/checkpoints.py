@@ -298,10 +298,10 @@ def _before_first(connection: Connection, table: OutboxTable, query: str, parame
 def build_checkpoint(
     transaction_id: str,
     position: int,
-    cursor_kind: str | None = None,
-    lower: str | None = None,
-    upper: str | None = None,
-    window_position: int | None = None,
+    cursor_kind: str,
+    lower: str | None,
+    upper: str | None,
+    window_position: int | None,
 ) -> Checkpoint:
     """Return the checkpoint of a row; one of the cursor Snapshot has a window."""
     window = SnapshotRange(lower, upper, window_position) if cursor_kind == Cursor.SNAPSHOT else None

@@ -74,7 +74,7 @@ def find_other(
         found = _read(target, key, other_id, None)
     else:
         beside = _read(target, key, other_id, remote_target.identify(source_connection, source).identity)
-        exists, readable = _has_checkpoints(source_connection, key)
+        exists, readable = fetch_one(source_connection, load("find_checkpoints"), {"schema": key.schema})
         # One that may not be read is no reason to refuse what was found; without it, the refusal names the right.
         there = _read(source_connection, key, other_id, None) if readable or (exists and beside is None) else None
         if beside is not None and there is not None:
@@ -127,13 +127,6 @@ def _read(connection: Connection, key: ProcessorKey, other_id: str, identity: st
             reason=Reason.START_NOT_FOUND,
         )
     return OtherStart({row[0]: build_checkpoint(*row[1:3], *row[6:10]) for row in rows}, count, by)
-
-
-def _has_checkpoints(connection: Connection, key: ProcessorKey) -> tuple[bool, bool]:
-    exists, readable = fetch_one(
-        connection, load("find_relation"), {"schema": key.schema, "table": "processor_checkpoints"}
-    )
-    return exists, readable
 
 
 def spread(

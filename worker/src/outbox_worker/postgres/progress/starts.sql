@@ -17,7 +17,7 @@ LEFT JOIN {schema}.processor_sources AS s ON s.processor_id = c.processor_id
 WHERE c.processor_id = %(processor_id)s
 ORDER BY c.partition
 
--- name: find_relation
--- Is there such a table, and may this role read it?
+-- name: find_checkpoints
+-- Are there checkpoints in this database, and may this role read them?
 SELECT f.relation IS NOT NULL, coalesce(has_table_privilege(f.relation, 'SELECT'), false)
-FROM (SELECT to_regclass(quote_ident(%(schema)s) || '.' || quote_ident(%(table)s)) AS relation) AS f
+FROM (SELECT to_regclass(quote_ident(%(schema)s) || '.processor_checkpoints') AS relation) AS f
