@@ -156,25 +156,34 @@ END
 $function$;
 
 CREATE OR REPLACE FUNCTION :"schema".acquit_survivor(p_processor_id text, p_partition int, p_token uuid) RETURNS void
-LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- A process that was counted as crashed and calls again was frozen, cut off, or waiting: no message killed it. Of a held
--- message we know only the process of its latest crash.
-WITH held AS (
+-- message we know only the process of its latest crash. Under the lock of the lease, as all who count. An owner that is
+-- committing is not waited for: the process will call again.
+BEGIN
+    PERFORM 1 FROM processor_leases l
+    WHERE l.processor_id = p_processor_id AND l.partition = p_partition
+      AND EXISTS (SELECT 1 FROM processor_suspicions s WHERE s.processor_id = p_processor_id AND s.partition = p_partition
+                  AND (p_token = ANY (s.accused) OR s.died_token = p_token))
+    FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
     UPDATE held_messages h SET deaths = greatest(h.deaths - 1, 0)
     FROM processor_suspicions s, unnest(s.died_transaction_ids, s.died_positions) AS w (transaction_id, position)
     WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.died_token = p_token
       AND h.processor_id = p_processor_id AND h.partition = p_partition
-      AND h.transaction_id = w.transaction_id AND h.position = w.position
-)
-UPDATE processor_suspicions s
-SET died_token = nullif(s.died_token, p_token),
-    died_transaction_ids = CASE WHEN s.died_token = p_token THEN '{}' ELSE s.died_transaction_ids END,
-    died_positions = CASE WHEN s.died_token = p_token THEN '{}' ELSE s.died_positions END,
-    deaths = greatest(s.deaths - 1, 0), accused = array_remove(s.accused, p_token),
-    kills = greatest(s.kills - (p_token = ANY (s.accused_alone))::int, 0),
-    accused_alone = array_remove(s.accused_alone, p_token)
-WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND (p_token = ANY (s.accused) OR s.died_token = p_token)
+      AND h.transaction_id = w.transaction_id AND h.position = w.position;
+    UPDATE processor_suspicions s
+    SET died_token = nullif(s.died_token, p_token),
+        died_transaction_ids = CASE WHEN s.died_token = p_token THEN '{}' ELSE s.died_transaction_ids END,
+        died_positions = CASE WHEN s.died_token = p_token THEN '{}' ELSE s.died_positions END,
+        deaths = greatest(s.deaths - 1, 0), accused = array_remove(s.accused, p_token),
+        kills = greatest(s.kills - (p_token = ANY (s.accused_alone))::int, 0),
+        accused_alone = array_remove(s.accused_alone, p_token)
+    WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND (p_token = ANY (s.accused) OR s.died_token = p_token);
+END
 $function$;
 
 CREATE OR REPLACE FUNCTION :"schema".refuses_lease(
@@ -204,7 +213,6 @@ DECLARE
     v_lease processor_leases;
     v_refused boolean;
 BEGIN
-    PERFORM acquit_survivor(p_processor_id, p_partition, p_token);
     v_refused := refuses_lease(p_processor_id, p_partition, p_claim_uid, p_token);
     IF NOT v_refused THEN
         BEGIN
@@ -226,6 +234,7 @@ BEGIN
             -- The locks were waited for: meanwhile the lease was taken, the claim given away, or a conflict recorded.
             v_refused := refuses_lease(p_processor_id, p_partition, p_claim_uid, p_token);
             IF NOT v_refused THEN
+                PERFORM acquit_survivor(p_processor_id, p_partition, p_token);
                 UPDATE processor_leases l
                 SET epoch = l.epoch + 1, token = p_token, pod = p_pod, claim_uid = p_claim_uid,
                     acquired_at = clock_timestamp(), renewed_at = clock_timestamp(),
@@ -238,6 +247,9 @@ BEGIN
         EXCEPTION WHEN lock_not_available THEN
             v_refused := true;
         END;
+    END IF;
+    IF v_refused THEN
+        PERFORM acquit_survivor(p_processor_id, p_partition, p_token);
     END IF;
     RETURN QUERY
         SELECT NOT v_refused, l.epoch, l.pod, l.expires_at FROM (VALUES (1)) AS always

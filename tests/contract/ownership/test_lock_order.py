@@ -147,3 +147,49 @@ def test_a_partition_that_is_owned_for_the_first_time_while_its_checkpoint_is_ad
     swapping.commit()
     stored = checkpoints.store(late, NEXT, new=Checkpoint(40, 1), expected=PLACE, epoch=answer.epoch, token=token)
     assert stored is StoreAnswer.NOT_OWNER
+
+
+@pytest.fixture
+def counted(each_database):
+    """A process that was counted as crashed, and its successor with an open transaction that has stored."""
+    connection, successor = each_database.connect(), each_database.connect(autocommit=False)
+    survivor = own(connection, KEY, lease=timedelta(0))["token"]
+    token = uuid4()
+    epoch = acquire(connection, KEY, token).epoch
+    assert connection.execute(ACCUSED).fetchone() == ([survivor],)
+    checkpoints.store(successor, KEY, new=PLACE, expected=None, epoch=epoch, token=token)
+    return survivor, successor, (epoch, token)
+
+
+ACCUSED = "SELECT accused FROM outbox.processor_suspicions"
+
+
+@EVERYWHERE
+def test_a_process_that_was_counted_as_crashed_does_not_wait_for_the_owners_commit(each_database, counted):
+    survivor, successor, owner = counted
+    connection = each_database.connect()
+    successor.execute("SELECT outbox.end_suspect('orders', 0, %s, %s)", owner)
+
+    assert not acquire(connection, KEY, survivor).acquired
+    successor.commit()
+    assert not acquire(connection, KEY, survivor).acquired
+
+    assert connection.execute(ACCUSED).fetchone() == ([],)
+
+
+@EVERYWHERE
+def test_it_and_another_one_that_ask_at_once_are_both_answered(each_database, counted):
+    survivor, successor, _ = counted
+    other, again = each_database.connect(), each_database.connect()
+    each_database.direct().execute("UPDATE outbox.processor_leases SET expires_at = 'epoch'")
+
+    with background(lambda: acquire(other, KEY, uuid4())) as first:
+        wait_until_blocked(each_database, first)
+        with background(lambda: acquire(again, KEY, survivor)) as second:
+            wait_until_blocked(each_database, second, sessions=2)
+            successor.rollback()
+
+    assert first.result().acquired
+    assert not second.result().acquired
+    (accused,) = each_database.direct().execute(ACCUSED).fetchone()
+    assert survivor not in accused

@@ -118,6 +118,22 @@ DATABASE: Final = (
         "tests/contract/ownership/test_ownership.py::TestLease::test_refused_while_a_conflict_waits_for_a_person[18]",
     ),
     fault(
+        "what refuses a lease is not asked again behind the locks",
+        f"{SQL}/leases.sql",
+        "            v_refused := refuses_lease(p_processor_id, p_partition, p_claim_uid, p_token);\n",
+        "",
+        "tests/contract/ownership/test_lock_order.py::"
+        "test_no_lease_is_given_for_a_conflict_that_opens_while_it_is_waited_for[18]",
+    ),
+    fault(
+        "a swap does not lock the claim against a lease that is being acquired",
+        f"{SQL}/rebuilds.sql",
+        "    PERFORM 1 FROM processor_claims c WHERE c.processor_id = p_processor_id FOR UPDATE;\n",
+        "",
+        "tests/contract/ownership/test_lock_order.py::"
+        "test_a_partition_that_is_owned_for_the_first_time_during_a_swap_has_no_owner_after_it[18]",
+    ),
+    fault(
         "the hash is of another byte, in SQL",
         f"{SQL}/partitions.sql",
         "pg_catalog.convert_to(p_key, 'UTF8')), 0)",

@@ -37,7 +37,7 @@ class ProcessorView:
         live: the lease has not lapsed, by the database's clock.
         pair: the stored checkpoint.
         partitioning: into how many partitions the processor is divided, and a change of that; None: it is not.
-        conflicts: refusals ever.
+        conflicts: refusals that are kept: of the processor the last 1,000, and those that wait for a person.
         open_conflict: the number of the one that waits for a person.
 
     """

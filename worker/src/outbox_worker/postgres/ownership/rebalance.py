@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from outbox_core.progress.barrier import Obstacle, Partitioning, snapshot_barrier
-from outbox_worker.postgres.call import call, fetch_one, fetch_row, fetch_rows
-from outbox_worker.postgres.progress.checkpoints import build_pair
-from outbox_worker.postgres.queries import in_schema, load
+from outbox_worker.postgres.call import call, fetch_row, fetch_rows
+from outbox_worker.postgres.progress.checkpoints import build_pair, fetch_high_water_mark
+from outbox_worker.postgres.queries import in_schema
 
 if TYPE_CHECKING:
     from outbox_core.progress.checkpoint import Checkpoint
@@ -88,7 +88,4 @@ def is_settled(connection: Connection, barrier: Checkpoint) -> bool:
 
     What a snapshot sees is over.
     """
-    if barrier.window is not None:
-        return True
-    (high_water_mark,) = fetch_one(connection, load("fetch_bound"))
-    return int(high_water_mark) > barrier.transaction_id
+    return barrier.window is not None or barrier <= fetch_high_water_mark(connection)

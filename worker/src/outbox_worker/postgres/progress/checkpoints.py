@@ -200,7 +200,7 @@ def start_pair(connection: Connection, source: Source, start_from: StartFrom) ->
         case StartType.BEGINNING:
             return BEGINNING
         case StartType.END:
-            return _fetch_high_water_mark(connection)
+            return fetch_high_water_mark(connection)
         case StartType.POSITION:
             return _before_first(connection, table, "fetch_first_position", {"position": start_from.position})
         case StartType.TIMESTAMP:
@@ -279,7 +279,7 @@ def ensure_start(
     return None if stored is None else Start(stored.pair, start_from_used=False)
 
 
-def _fetch_high_water_mark(connection: Connection) -> Checkpoint:
+def fetch_high_water_mark(connection: Connection) -> Checkpoint:
     """Return the last pair that any settled transaction can have."""
     (high_water_mark,) = fetch_one(connection, load_query("fetch_bound"))
     return Checkpoint(int(high_water_mark) - 1, MAX_POSITION)
@@ -288,7 +288,7 @@ def _fetch_high_water_mark(connection: Connection) -> Checkpoint:
 def _before_first(connection: Connection, table: OutboxTable, query: str, parameters: dict[str, Any]) -> Checkpoint:
     # The high-water mark first: read after the row, it could have moved past a transaction that the row's query did not
     # see.
-    high_water_mark = _fetch_high_water_mark(connection)
+    high_water_mark = fetch_high_water_mark(connection)
     row = fetch_row(connection, load_query(query).format(**table.names), parameters)
     if row is None:
         return high_water_mark
