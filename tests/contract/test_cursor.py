@@ -13,6 +13,7 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.spec import PartitionKey, Partitions
+from outbox_worker.postgres.admin.preview import count_between
 from outbox_worker.postgres.reading import messages
 from outbox_worker.postgres.reading.messages import MessageReader, Slice
 from tests.support.database.messages import insert
@@ -224,6 +225,8 @@ def test_a_per_cent_sign_in_what_is_asked_for_stands_for_itself(database, cursor
     assert whole.fetch_extent(connection, start, 10).matched_count == 1
     assert [name for part in parts for name in names(part.fetch(connection, start, 10))] == ["50 %"]
     assert sum(part.fetch_extent(connection, start, 10).matched_count for part in parts) == 1
+    after = whole.fetch(connection, start, 10).examined
+    assert count_between(connection, whole, start, after, cap=10).by_type == {"50 %": 1}
 
 
 class TestFilters:

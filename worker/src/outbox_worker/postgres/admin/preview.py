@@ -10,6 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from psycopg import sql
+
 from outbox_core.progress.checkpoint import Checkpoint, parse_checkpoint
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, SnapshotRange
 from outbox_worker.postgres.call import fetch_rows
@@ -62,7 +64,9 @@ def count_between(
     statement = load("count_types" if last is None else "count_types_by_position")
     while True:
         limit = min(PAGE, cap + 1 - found.total())
-        rows = fetch_rows(connection, statement.format(rows=reader.batch_relation(after, up_to)), {"limit": limit})
+        # No parameter: names of types are literals in the relation, and may have a per cent sign.
+        page = statement.format(rows=reader.batch_relation(after, up_to), limit=sql.Literal(limit))
+        rows = fetch_rows(connection, page)
         for message_type, count, end in rows:
             found[message_type] += count
             if after.window is None:

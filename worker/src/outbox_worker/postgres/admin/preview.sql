@@ -4,7 +4,7 @@ WITH page AS MATERIALIZED (
     SELECT o.transaction_id, o.position, o.message_type
     FROM ({rows}) AS o
     ORDER BY o.transaction_id, o.position
-    LIMIT %(limit)s
+    LIMIT {limit}
 )
 SELECT coalesce(p.message_type, ''), count(*),
        (SELECT l.transaction_id::text || ':' || l.position FROM page AS l
@@ -18,7 +18,7 @@ WITH page AS MATERIALIZED (
     SELECT o.position, o.message_type
     FROM ({rows}) AS o
     ORDER BY o.position
-    LIMIT %(limit)s
+    LIMIT {limit}
 )
 SELECT coalesce(p.message_type, ''), count(*), (SELECT max(l.position) FROM page AS l)
 FROM page AS p
