@@ -203,6 +203,21 @@ def test_behind_a_range_that_another_partition_found_is_what_came_since(outbox, 
         assert listed(outbox.read(reader, after)) == outbox.positions_of(partition, where="position > 200")
 
 
+@pytest.mark.parametrize("by_itself", [False, True], ids=["another partition's range", "its own"])
+def test_a_page_that_is_read_again_is_of_the_same_range(outbox, after, monkeypatch, by_itself):
+    """So that looking for a message that fails gets nearer to it, whatever another partition opens meanwhile."""
+    reader = outbox.behind(1, remote_target=False)
+    if not by_itself:
+        outbox.behind(0, remote_target=False).fetch(outbox.connection, after, LIMIT)
+    first = reader.fetch(outbox.connection, after, LIMIT).examined
+    outbox.produce(50)
+    outbox.shared.forget()  # as when it grows old
+    if not by_itself:
+        monkeypatch.setattr(shared_look, "FRESH", -1.0)
+    outbox.behind(0, remote_target=False).fetch(outbox.connection, after, LIMIT)
+    assert reader.fetch(outbox.connection, after, LIMIT).examined.window == first.window
+
+
 def test_another_number_of_partitions_looks_anew(outbox):
     outbox.reader(0, 2).fetch(outbox.connection, START, LIMIT)
     for partition in range(3):

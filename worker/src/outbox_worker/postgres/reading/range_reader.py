@@ -183,9 +183,12 @@ class SnapshotReader:
         """Read the next page: of the open range, or where that is read, of a new one up to now."""
         window, self._saw_all = after.window or SnapshotRange(), False
         # Opened some time ago, or by another partition: what was committed since lies behind it, unread.
-        for span in filter(None, (window if window.is_open else None, self._find_range(connection, window.end))):
+        shared = self._find_range(connection, after, window.end)
+        for span in filter(None, (window if window.is_open else None, shared)):
             batch = self._page(connection, after, span, limit, with_messages=with_messages, is_newest=False)
             if batch.examined_count:
+                if span is shared:
+                    self._opened = (connection, after, window.end, span.upper)
                 return batch
         if with_messages and (news := self._look_for_news(connection, after, window.end, limit)) is not None:
             return news
@@ -224,11 +227,13 @@ class SnapshotReader:
         self._opened = self._range_list = None
         self._looks.forget()
 
+    def _recall_upper(self, connection: Connection, after: Checkpoint, end: str | None) -> str | None:
+        """Return the upper snapshot of the range that was opened behind this place; None: of none."""
+        return self._opened[3] if self._opened is not None and self._opened[:3] == (connection, after, end) else None
+
     def _open(self, connection: Connection, after: Checkpoint, end: str | None) -> str | None:
-        if self._opened is not None:
-            *opened, upper = self._opened
-            if opened == [connection, after, end]:
-                return upper
+        if (upper := self._recall_upper(connection, after, end)) is not None:
+            return upper
         if self._end is not None:
             # A user may have put the checkpoint beyond the barrier: nothing is read then, and nothing is read again.
             return self._end if is_later(self._end, end) else end
@@ -237,9 +242,9 @@ class SnapshotReader:
         upper, self._saw_all = fetch_present(connection, end)
         return upper
 
-    def _find_range(self, connection: Connection, end: str | None) -> SnapshotRange | None:
-        """Return the large range behind a snapshot that another partition opened, if one did."""
-        if self._shared is None or self._end is not None or end is None:
+    def _find_range(self, connection: Connection, after: Checkpoint, end: str | None) -> SnapshotRange | None:
+        """Return the large range that another partition opened behind a snapshot; None: none, or one is open here."""
+        if self._shared is None or self._end is not None or end is None or self._recall_upper(connection, after, end):
             return None
         return self._looks.find_range(connection, end)
 
