@@ -24,8 +24,8 @@ CREATE OR REPLACE FUNCTION :"schema".prune_acts() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- The audit log keeps its last 10,000 entries: users' decisions are few, a script may make many. Of each kind it keeps also the
--- latest one of each partition: what comes after a rewind or a giving up is decided by it, however long ago it was. An entry that another
--- transaction is deleting is left to it: a batch that skips a message must not make other processors wait for its commit.
+-- latest one of each partition: what comes after a rewind or a giving up is decided by it, however long ago it was. An entry
+-- that another transaction is deleting is left to it: a batch that skips a message must not make other processors wait.
 BEGIN
     DELETE FROM recorded_acts a
     WHERE a.id IN (

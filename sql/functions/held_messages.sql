@@ -434,7 +434,7 @@ BEGIN
                format('message %s of type %s, key %s: %s', g.message_id, g.message_type, g.key, p_reason), p_decided_by
         FROM gone g ORDER BY g.id
     ), read_again AS (
-        -- After a rewind; what is not behind is handled again whatever becomes of its dead letter.
+        -- After a rewind; what is not behind is handled again although its dead letter is dropped.
         DELETE FROM held_messages h USING gone g
         WHERE h.transaction_id = g.transaction_id AND h.position = g.position AND h.processor_id = g.processor_id
           AND h.partition = g.partition AND h.behind

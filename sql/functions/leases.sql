@@ -205,7 +205,8 @@ CREATE OR REPLACE FUNCTION :"schema".acquire_lease(
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
 -- A fresh epoch for the process that holds `p_token`. Refused: as refuses_lease says, or the former owner is committing at this
--- moment. Answers who holds the lease after the call; no epoch, where the processor has no such partition (any more): the caller's partitioning is old.
+-- moment. Answers who holds the lease after the call; no epoch, where the processor has no such partition (any more): the
+-- caller's partitioning is old.
 -- A former owner that never gave its lease back is counted as crashed: a message may be what it died of. A process that
 -- calls again lives, and its crash is not counted any more.
 #variable_conflict use_column

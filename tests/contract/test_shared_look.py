@@ -205,7 +205,7 @@ def test_behind_a_range_that_another_partition_found_is_what_came_since(outbox, 
 
 @pytest.mark.parametrize("by_itself", [False, True], ids=["another partition's range", "its own"])
 def test_a_page_that_is_read_again_is_of_the_same_range(outbox, after, monkeypatch, by_itself):
-    """So that looking for a message that fails gets nearer to it, whatever another partition opens meanwhile."""
+    """So that looking for a message that fails gets nearer to it, though another partition opens one meanwhile."""
     reader = outbox.behind(1, remote_target=False)
     if not by_itself:
         outbox.behind(0, remote_target=False).fetch(outbox.connection, after, LIMIT)

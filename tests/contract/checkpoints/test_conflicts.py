@@ -185,7 +185,7 @@ def test_the_last_acts_are_kept(database):
 
 
 def test_who_records_an_act_waits_for_no_transaction_that_has_recorded_one(database):
-    """One that skips a message records that, and may be long: the oldest act that it deletes is in nobody's way."""
+    """One that skips a message records that, and may be long: nothing waits for the oldest act that it deletes."""
     connection, skipping = database.connect(), database.connect(autocommit=False)
     act = "INSERT INTO outbox.recorded_acts (act, reason, decided_by) SELECT 'Skip', n::text, 'x' "
     connection.execute(f"{act} FROM generate_series(1, 10000) AS n")

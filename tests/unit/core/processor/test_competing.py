@@ -274,7 +274,7 @@ def test_starve_nothing_in_a_queue_messages_that_failed_before_are_counted():
     state = decide_next(state, Taken(piece_of(WORK, 8), promoted=100), 0.0, queue, 0.0)
     assert state.owed == pytest.approx(0.9 - 0.008)
     state = decide_next(state, Completed(8), 5.0, queue, 0.0)
-    assert state.owed == pytest.approx(0.892), "whatever time it took"
+    assert state.owed == pytest.approx(0.892), "however long it took"
 
 
 def test_to_stop_keeps_the_batch_and_a_changed_handler_goes_on_with_it():
