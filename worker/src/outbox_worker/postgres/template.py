@@ -31,8 +31,9 @@ class Template:
 
     def __init__(self, composed: sql.Composable) -> None:
         """Keep the text between the places."""
-        parts = composed.as_string(None).split(_MARK)
-        self._texts, self._names = parts[::2], parts[1::2]
+        self._parts = composed.as_string(None).split(_MARK)
+        self._names = self._parts[1::2]
+        self._distinct = frozenset(self._names)
 
     def fill(self, values: Mapping[str, object]) -> sql.Composed:
         """Return the statement with its values.
@@ -41,10 +42,9 @@ class Template:
             KeyError: a place has no value.
 
         """
-        texts = iter(self._texts)
-        filled = [next(texts)]
-        for name, text in zip(self._names, texts, strict=True):
-            filled += (_quote(values[name]), text)
+        quoted = {name: _quote(values[name]) for name in self._distinct}
+        filled = self._parts.copy()
+        filled[1::2] = [quoted[name] for name in self._names]
         return sql.Composed([sql.SQL("".join(filled))])
 
 

@@ -236,7 +236,7 @@ class BatchTaker:
         if row is None:
             return NothingTaken(moved=True)
         if self.is_alone and self.server_run is not None and wanted.limit == self._limit and not found.whole:
-            self.reader.read_ahead(replace(wanted, after=examined.upto), self.server_run)
+            self.reader.read_ahead(wanted._replace(after=examined.upto), self.server_run)
         return _claimed(row)
 
     def complete(

@@ -128,7 +128,7 @@ class DispatchReader:
         if self._page is not None and self._page[0] == wanted:
             found = self._page[1]
             last = Checkpoint(int(found[-1][0]), found[-1][1])
-            self._page = replace(wanted, up_to=last, limit=None), found
+            self._page = wanted._replace(up_to=last, limit=None), found
             return Examined(last, len(found), len(found), None, (), is_last=True)
         rows, row = self._rows("examined", self._examined_columns, wanted), None
         is_plain = not self.filters and wanted.limit == limit
@@ -145,7 +145,7 @@ class DispatchReader:
         """Return the array of the range's messages at these positions, for `cut_batch` to keep."""
         if not positions:
             return sql.SQL("'{{}}'::{}[]").format(sql.Identifier(self._schema, "competing_copies"))
-        rows = self._rows("text", lambda table: table.selection(payload="text"), replace(wanted, up_to=upto))
+        rows = self._rows("text", lambda table: table.selection(payload="text"), wanted._replace(up_to=upto))
         return load("copied_rows").format(
             rows=rows, schema=sql.Identifier(self._schema), processor_id=self._processor_id,
             positions=sql.Literal(list(positions)),
@@ -158,17 +158,17 @@ class DispatchReader:
     def fetch_page(self, connection: Connection, wanted: ReadRange) -> Page:
         """Return the matching messages, payloads as text; fewer than wanted where they have too many bytes."""
         bound, page, self._page = self._payloads, self._page, None
-        kept = [page[1]] if page is not None and page[0] == replace(wanted, limit=None) else []
+        kept = [page[1]] if page is not None and page[0] == wanted._replace(limit=None) else []
 
         def fetch(limit: int | None) -> Page:
             # Once: what is read again, here or after the batch was handed back, is read from the table.
             if kept:
                 return Page(build_messages(kept.pop()[:limit]), limit)
-            statement = self._compose_page(replace(wanted, limit=limit))
+            statement = self._compose_page(wanted._replace(limit=limit))
             return Page(build_messages(fetch_rows(connection, statement)), limit)
 
         def find(pairs: Sequence[Checkpoint]) -> tuple[sql.Composable, sql.Composable]:
-            listed = replace(wanted, window=None, listed=tuple(pairs), limit=None)
+            listed = wanted._replace(window=None, listed=tuple(pairs), limit=None)
             rows = self._rows("stored", lambda table: table.stored_payload(copied=table is not self.table), listed)
             return rows, sql.SQL("transaction_id, position")
 

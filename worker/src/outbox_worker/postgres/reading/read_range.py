@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from psycopg import sql
 
@@ -33,8 +33,7 @@ UP_TO: Final = pair_place("up_to")
 """The ends of a `ReadRange`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRange:
+class ReadRange(NamedTuple):
     """Which messages are read in the order of pairs: after a pair, up to one, at most so many.
 
     Attributes:
