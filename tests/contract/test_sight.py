@@ -6,14 +6,16 @@ import time
 from datetime import UTC, datetime
 from uuid import uuid4
 
+import pytest
 from psycopg import sql
 
 from outbox_core.config import ProcessorConfig
+from outbox_core.errors import PermanentError
 from outbox_core.processor.state import initial_state
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Lag
 from outbox_worker.competing.consumer import ThisConsumer
-from outbox_worker.observe.sight import CompetingSight, PartitionedSight
+from outbox_worker.observe.sight import CompetingSight, PartitionedSight, Sight
 from outbox_worker.observe.status import Identity, ProcessStatus
 from outbox_worker.ownership.membership import Membership
 from outbox_worker.postgres.call import fetch_row
@@ -63,6 +65,25 @@ def test_batches_that_cannot_be_counted_in_time_are_left_out_and_all_else_is_see
     sight.look(connection, 0.2)
     assert status.report().unfinished == seen
     assert sight.load(connection) == {}
+
+
+def test_what_can_never_be_counted_is_told(database):
+    """A table may be a view of the user's, whose columns can fail."""
+    config = ProcessorConfig.model_validate(build_config(database, {"sql": {"statement": "SELECT 1"}}))
+    sight, reader = Sight(ProcessorKey("outbox", "orders")), MessageReader(config.source)
+    connection, owner = database.connect(), database.direct()
+    owner.execute("ALTER TABLE outbox.messages RENAME TO kept; ALTER TABLE outbox.kept ADD divisor int DEFAULT 0")
+    columns = owner.execute(
+        "SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) FROM pg_attribute "
+        "WHERE attrelid = 'outbox.kept'::regclass AND attnum > 0 AND attname NOT IN ('scheduled', 'divisor')"
+    ).fetchone()[0]
+    owner.execute(
+        f"CREATE VIEW outbox.messages AS SELECT {columns}, scheduled + interval '1 s' * (1 / divisor) AS scheduled "
+        "FROM outbox.kept"
+    )
+    owner.execute("INSERT INTO outbox.kept (message_type, data) VALUES ('t', '{}')")
+    with pytest.raises(PermanentError, match="division by zero"):
+        sight.measure(connection, reader, {0: STORED[0]}, time.monotonic() + 60, 5.0)
 
 
 def test_where_nothing_waits_and_nothing_came_no_partition_is_counted_again(database, monkeypatch):

@@ -275,7 +275,7 @@ class Conflict(WireModel):
     time: Time = Field(description="When.")
     holder: ResourceRef | None = Field(None, description="For a 4: the resource that owns the processorId.")
     holder_pod: Short | None = Field(None, description="For a 4: the pod that holds the lease.")
-    needs_person: bool = Field(False, description="Waits until somebody accepts the stored pair or rewinds.")
+    needs_person: bool = Field(False, description="Waits until a person accepts the stored pair or rewinds.")
 
 
 class ConflictSummary(WireModel):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from typing_extensions import override
 
-from outbox_core.errors import OutboxError, TransientError
+from outbox_core.errors import TransientError
 from outbox_core.report import Lag, LeaseView, Reason
 from outbox_worker.feeds.partition_reader import reader_of
 from outbox_worker.logs import get_logger
@@ -201,7 +201,7 @@ def _within(connection: Connection, seconds: float, count: Callable[[], _Counted
     try:
         with limited(connection, seconds):
             return count()
-    except OutboxError as err:
+    except TransientError as err:
         if err.reason is not Reason.STATEMENT_FAILED:
             raise
         return None
