@@ -230,9 +230,9 @@ def owner_of(room: Room, **changed: str) -> Body:
 
 
 def count_changes_while_a_worker_lies(rooms: Rooms) -> int:
-    """Count how often a resource changes in 40 seconds in which its worker says something else each time.
+    """Count how often a resource changes in 20 seconds in which its worker says something else each time.
 
-    It is asked 20 times in them. Anything else is looked at four times; news may add as many.
+    It is asked ten times in them. Anything else is looked at twice; news may add as many.
     """
     with rooms.room() as room:
         room.config_map("code", orders=CHANGING)
@@ -241,7 +241,7 @@ def count_changes_while_a_worker_lies(rooms: Rooms) -> int:
         orders.until("the lies are told", lambda: "lie " in orders.condition("Ready").get("message", ""))
         time.sleep(30)  # more than what wakes at once
         versions = set()
-        until = time.monotonic() + 40
+        until = time.monotonic() + 20
         while time.monotonic() < until:
             versions.add(orders.read()["metadata"]["resourceVersion"])
             time.sleep(0.3)
