@@ -6,6 +6,7 @@ remembers of before means nothing then, and nobody edited its checkpoint.
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from datetime import timedelta
@@ -28,6 +29,7 @@ from outbox_worker.postgres.reading.messages import MessageReader
 from outbox_worker.postgres.reading.read_range import ReadRange
 from tests.support.servers.crash import CrashingServer, Place
 from tests.support.servers.postgres import VERSIONS, build_source, wait_until
+from tests.support.servers.receiver import Answer, receiving
 from tests.support.streams import STREAM, count_written, read_stream
 from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
 
@@ -191,6 +193,51 @@ def test_a_message_at_the_very_pair_of_one_that_was_lost_is_handled(server, pool
     pooled.wait_count(3, "they are handled", 20)
     assert pooled.handled() == ["before", "after-0", "after-1"]
     assert pooled.asked_for_a_person() == 0
+
+
+def test_what_a_receiver_took_of_a_lost_transaction_is_not_what_comes_at_its_place(server, place, workers, tmp_path):
+    """A row without an id is known by its place, which after the crash is another message's."""
+    with place.connect() as connection:
+        connection.execute(
+            "CREATE TABLE mine (position bigserial PRIMARY KEY, message_id text, message_type text DEFAULT 'm', "
+            "key text, data jsonb, transaction_id xid8 DEFAULT pg_current_xact_id()); "
+            "CREATE INDEX ON mine (transaction_id, position)"
+        )
+
+    def insert(*said: str) -> int:
+        with place.connect(autocommit=False) as producer:
+            for each in said:
+                producer.execute("INSERT INTO mine (key, data) VALUES (%s, to_jsonb(%s::text))", (each, each))
+            row = producer.execute("SELECT min(transaction_id)::text FROM mine").fetchone()
+        assert row is not None
+        return int(row[0])
+
+    table = {"schemaName": "public", "name": "mine", "columns": {"partitionKey": "key"}}
+    with receiving(tmp_path, tls=False) as receiver:
+        receiver.answer = lambda request: Answer(409 if b"refused" in request.body else 202)
+        config = build_config(
+            place.database, {"http": {"url": receiver.url}}, delivery=CALM,
+            source={"cursor": "TransactionOrder", "table": table},
+        )  # fmt: skip
+        worker = workers.start(config, place.database.uri())
+        worker.wait_state("Active")
+        server.flush()
+        with server.crashed():
+            lost = insert("refused", "taken")
+            wait_until(lambda: len(receiver.ids()) == 1, "one of two messages is taken", 20)
+            worker.wait_state("Retrying")
+            worker.send(signal.SIGSTOP)
+        place.skip_to([lost])
+        assert insert("first", "second") == lost, "the id was handed out again"
+        worker.send(signal.SIGCONT)
+
+        def are_handed_over() -> bool:
+            with receiver.lock:
+                accepted = [json.loads(each.body)["data"] for each in receiver.requests if each.status == 202]
+            return {"first", "second"} <= set(accepted)
+
+        wait_until(are_handed_over, "both are handed over", 20)
+    assert place.asked_for_a_person() == 0
 
 
 @pytest.mark.parametrize(("delivery", "source"), WAYS)

@@ -13,7 +13,7 @@ from outbox_core.processor import lifecycle as p
 from outbox_core.processor import outcomes
 from outbox_core.processor.failing import Action, Failure, Verdict
 from outbox_core.processor.lifecycle import decide_next
-from outbox_core.processor.state import NEEDS_CLAIM, NEEDS_LEASE, Policy, ProcessorState, Step, initial_state
+from outbox_core.processor.state import NEEDS_CLAIM, NEEDS_LEASE, Policy, ProcessorState, Step, Stopped, initial_state
 from outbox_core.processor.stopping import DECISION_POLL, NAMING_POLL, Named
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.report import Reason, ResourceRef, WorkerState
@@ -336,6 +336,19 @@ def test_of_a_server_that_crashed_only_what_is_stored_is_believed():
         again = decide(state, outcomes.Prepared(crashed=True))
         assert (again.step, again.stored, again.cursor, again.batch) == (Step.LOAD, None, None, None)
         assert (again.delivered, again.doubt, again.lease) == (False, None, state.lease)
+
+
+def test_of_a_message_that_a_crash_may_have_taken_back_no_attempt_is_counted():
+    stopped = Stopped("100:1", "gave up", pair=A)
+    state = owner(step=Step.PREPARE, attempt=10, stopped=stopped, given_up="100:1")
+    again = decide(state, outcomes.Prepared(crashed=True))
+    assert (again.step, again.attempt, again.stopped, again.given_up) == (Step.LOAD, 0, None, None)
+
+
+def test_attempts_at_a_message_that_another_owner_may_have_handled_do_not_count():
+    lost = decide(owner(attempt=9), outcomes.OwnershipLost("it lapsed"))
+    loaded = decide(lost._replace(step=Step.LOAD, lease=LEASE), outcomes.Loaded(B, start_from_used=False))
+    assert (loaded.step, loaded.attempt) == (Step.FETCH, 0)
 
 
 @pytest.mark.parametrize(

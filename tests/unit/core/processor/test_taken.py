@@ -76,6 +76,15 @@ def test_what_may_be_another_message_is_handed_over(other, epoch):
     assert known.left_of(other, epoch) == list(other)
 
 
+def test_after_a_crash_of_the_server_another_message_may_be_at_the_place_of_one_that_was_taken():
+    known = TakenMessages()
+    known.left_of(ALL, 7)
+    known.add(ALL, [ONE])
+    known.forget()
+    known.add(ALL, [TWO])  # of a batch that was under way
+    assert known.left_of(ALL, 7) == [ONE, TWO, THREE]
+
+
 def test_a_batch_that_a_consumer_takes_again_is_the_same_batch():
     known = TakenMessages()
     chunk = replace(piece_of(WORK, 2), messages=(ONE, TWO))

@@ -141,7 +141,7 @@ def _since_crash(state: ProcessorState) -> ProcessorState:
     refusal = None if state.refusal is not None and state.refusal.answer.needs_person else state.refusal
     return state._replace(
         stored=None, cursor=None, batch=None, claimed=None, sifted=None, delivered=False, verdict=None,
-        unstored_rows=0, doubt=None, refusal=refusal,
+        unstored_rows=0, doubt=None, refusal=refusal, attempt=0, stopped=None, given_up=None,
     )  # fmt: skip
 
 
@@ -210,7 +210,8 @@ def _after_load(state: ProcessorState, loaded: outcomes.Loaded, now: float, poli
     )  # fmt: skip
     if state.stopped is not None:
         return stopping.resume(state, state.stopped, now)
-    return state._replace(step=Step.FETCH, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
+    # Another owner may have handled what failed here, so that the next message is another one.
+    return state._replace(step=Step.FETCH, attempt=0, state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="")
 
 
 def _after_fetch(state: ProcessorState, fetched: outcomes.Fetched, now: float, policy: Policy) -> ProcessorState:
