@@ -49,6 +49,9 @@ def spark(**spec: Any) -> Body:
 
 VALID = [
     pytest.param(worker(), id="the least worker"),
+    pytest.param(worker(delivery={"rateLimit": {"messagesPerSecond": 1}}), id="a whole rate"),
+    pytest.param(worker(delivery={"rateLimit": {"messagesPerSecond": 0.001}}), id="the lowest rate"),
+    pytest.param(worker(target={"http": {"url": "https://x:65535?a=b:99999"}}), id="the highest port"),
     pytest.param(worker(target={"python": {"module": "orders", "configMapRef": {"name": "code"}}}), id="python"),
     pytest.param(worker(target=RABBITMQ), id="rabbitmq"),
     pytest.param(worker(target=KAFKA), id="kafka"),
@@ -118,6 +121,18 @@ INVALID = [
     ),
     pytest.param(
         worker(worker={"shared": "small", "image": "mine"}), "made for several resources", id="shared, with an image"
+    ),
+    *(
+        pytest.param(
+            worker(delivery={"rateLimit": {"messagesPerSecond": rate}}),
+            "messagesPerSecond must be at least 0.001",
+            id=f"{rate} messages a second",
+        )
+        for rate in (0, -1, 0.0001)
+    ),
+    *(
+        pytest.param(worker(target={"http": {"url": f"https://x{end}"}}), "the port must be between", id=f"URL {end}")
+        for end in (":99999/y", ":65536", ":0?a=b")
     ),
     pytest.param(worker(target=None), "engine Worker needs a target", id="no target"),
     pytest.param(worker(target={}), "set exactly one target", id="an empty target"),

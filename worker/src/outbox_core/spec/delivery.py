@@ -6,7 +6,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Final
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from outbox_core.spec.base import Bytes, Duration, Engine, SpecModel, SqlIdentifier, rule, rules
 from outbox_core.spec.competing import Competing
@@ -182,9 +182,16 @@ class CircuitBreaker(SpecModel):
 class RateLimit(SpecModel):
     """How much of a target a processor may use, over all its replicas."""
 
-    messages_per_second: Annotated[float, Field(ge=0.001, le=10_000_000)] = Field(
-        description="Messages handed to the target in a second, attempts included."
+    # No bound of the schema: the API server drops the fraction of one before it compares a whole number with it.
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule("double(self.messagesPerSecond) >= 0.001", "messagesPerSecond must be at least 0.001"),
+        )
     )
+
+    messages_per_second: Annotated[
+        float, Field(ge=0.001, le=10_000_000), WithJsonSchema({"type": "number", "maximum": 10_000_000})
+    ] = Field(description="Messages handed to the target in a second, attempts included.")
     burst: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
         None, description="Most messages at once after a pause. Absent: those of one second, at least 1."
     )

@@ -119,6 +119,16 @@ class KafkaTarget(SpecModel):
 class HttpTarget(SpecModel):
     """Each message is posted as a CloudEvent, in order per key. docs/http.md says what the receiver gets."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                r"!self.url.matches('^https?://[^/?]*:(0+|6553[6-9]|655[4-9][0-9]|65[6-9]..|6[6-9]...|[7-9]....)"
+                r"([/?]|$)')",
+                "url: the port must be between 1 and 65535",
+            ),
+        )
+    )
+
     url: Annotated[str, Field(max_length=2048, pattern=r"^https?://[A-Za-z0-9_.-]+(:\d{1,5})?([/?][!-~]*)?$")] = Field(
         description="Where messages are posted to. Redirects are not followed."
     )
