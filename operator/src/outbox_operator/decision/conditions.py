@@ -187,7 +187,8 @@ def _flow(facts: Facts) -> Answer:
         # Open again after every bad probe: until a good one the condition does not turn to and fro.
         message = "the next message is tried alone: it shows whether the target is back"
         return Answer(False, Reason.CIRCUIT_OPEN, message)
-    return Answer(True, Reason.AS_EXPECTED, f"{failures.held} messages held")
+    later = f"; {facts.retries} wait for another attempt or for their time" if facts.retries else ""
+    return Answer(True, Reason.AS_EXPECTED, f"{failures.held} messages held{later}")
 
 
 NOT_ITS_OWN: Final = "carry this resource's labels and were not made for it: they are neither asked nor believed"

@@ -55,6 +55,12 @@ class Facts:
     """Why pods of the former version of the operator stay for now."""
 
     @property
+    def retries(self) -> int:
+        """How many messages of mode Competing wait for another attempt or for their time."""
+        unfinished = self.lead.unfinished if self.lead is not None else None
+        return unfinished.retries if unfinished is not None else 0
+
+    @property
     def resolution(self) -> Resolution | None:
         """A person's decision about the conflict that is open now."""
         found = self.decided.resolution if self.decided is not None else None

@@ -248,8 +248,10 @@ def _running(facts: Facts) -> PolicyResult:
     if old := facts.observed.outdated:
         message = f"messages are being handled; {len(old)} pods of the former spec or version are being replaced"
         return PolicyResult(Phase.RUNNING, Reason.ROLLING_OUT, message, stops_workers=False)
-    idle = lead is not None and lead.reason is WorkerReason.IDLE
-    message = "nothing waits to be handled" if idle else "messages are being handled"
+    message = "messages are being handled"
+    if lead is not None and lead.reason is WorkerReason.IDLE:
+        later = facts.retries + (facts.failures.held if facts.failures is not None else 0)
+        message = f"no message is due now; {later} wait, see MessagesFlow" if later else "nothing waits to be handled"
     if lead is not None and lead.advice:
         message += f"; {lead.advice}"
     if ignored := facts.observed.processor.ignored:

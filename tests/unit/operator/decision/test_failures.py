@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from outbox_core.report import BlockedKey, FailureSummary, LeaseView, Reason, Report, WorkerState
+from outbox_core.report import BlockedKey, FailureSummary, LeaseView, Reason, Report, Unfinished, WorkerState
 from outbox_operator.decision.decide import Decision, decide
 from tests.unit.operator.building import NOW, build_observed, build_pod, build_report, condition
 
@@ -56,3 +58,33 @@ def test_an_open_breaker_is_told_before_the_first_look():
     assert decision.status.failures is not None
     assert decision.status.failures.circuit == "Open"
     assert condition(decision, "MessagesFlow") == ("False", "CircuitOpen")
+
+
+def said(decision: Decision, kind: str) -> str:
+    return next(found.message for found in decision.status.conditions if found.type == kind)
+
+
+@pytest.mark.parametrize(
+    ("seen", "count"),
+    [
+        pytest.param({"failures": SEEN}, 3, id="held messages"),
+        pytest.param({"failures": FailureSummary(), "unfinished": Unfinished(retries=1)}, 1, id="mode Competing"),
+    ],
+)
+def test_an_idle_worker_is_not_said_to_have_nothing_that_waits(seen: dict[str, Any], count: int):
+    decision = decide(build_observed(build_pod(report=build_report(reason=Reason.IDLE, **seen))), NOW)
+    assert said(decision, "Ready").startswith(f"no message is due now; {count} wait")
+    assert condition(decision, "Ready") == ("True", "Running"), "whether it works is another question"
+
+
+def test_an_idle_worker_with_nothing_held_has_nothing_to_do():
+    decision = decide(
+        build_observed(build_pod(report=build_report(reason=Reason.IDLE, failures=FailureSummary()))), NOW
+    )
+    assert said(decision, "Ready") == "nothing waits to be handled"
+
+
+def test_what_waits_for_another_attempt_in_mode_competing_is_counted():
+    report = build_report(failures=FailureSummary(), unfinished=Unfinished(retries=2))
+    decision = decide(build_observed(build_pod(report=report)), NOW)
+    assert said(decision, "MessagesFlow") == "0 messages held; 2 wait for another attempt or for their time"
