@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_cli.cluster.client import Cluster, parse_answer
-from outbox_cli.cluster.resources import condition, is_ready, open_conflict, resource_record
+from outbox_cli.cluster.resources import condition, is_ready, open_conflict, resource_record, shorten_record
 from outbox_cli.errors import CommandError, Exit, RefusedError
 from outbox_cli.main import main
 from outbox_operator.api.resolution import read_resolution
@@ -38,6 +38,28 @@ def test_a_resource_is_read():
 def test_a_new_resource_has_no_status_yet():
     record = resource_record({"metadata": {"name": "orders"}, "spec": {}})
     assert (record["ready"], record["phase"], record["conflicts"]) == ("no: unknown", None, 0)
+
+
+@pytest.mark.parametrize(
+    ("others", "shown"),
+    [
+        pytest.param({}, "Running", id="all is well"),
+        pytest.param({"MessagesFlow": "KeyBlocked"}, "Running, but KeyBlocked", id="a key waits for a person"),
+        pytest.param(
+            {"SourceCurrent": "BoundStalled", "MessagesFlow": "DeadLetters"}, "Running, but BoundStalled, DeadLetters",
+            id="two things",
+        ),
+    ],
+)  # fmt: skip
+def test_the_table_says_beside_ready_what_waits(others, shown):
+    found = body()
+    about = {"observedGeneration": 3, "message": "m"}
+    found["status"]["conditions"] += [
+        {"type": kind, "status": "False", "reason": reason, **about} for kind, reason in others.items()
+    ]
+    found["status"]["conditions"].append({"type": "Stalled", "status": "False", "reason": "AsExpected", **about})
+    assert shorten_record(resource_record(found))["ready"] == shown
+    assert resource_record(found)["ready"] == "Running", "as programs read it"
 
 
 @pytest.mark.parametrize(

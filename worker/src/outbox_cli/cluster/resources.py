@@ -29,6 +29,9 @@ _COLUMNS: Final = {
     "CHECKPOINT": "checkpoint", "LAG": "lagText", "CONFLICTS": "conflicts", "OPEN": "openConflict", "READY": "ready",
 }  # fmt: skip
 
+_FLOW: Final = ("SourceCurrent", "MessagesFlow")
+"""Conditions that tell of messages that wait, also where `Ready` is true."""
+
 
 def open_cluster(context: Context) -> Cluster:
     """Reach the cluster that the command names."""
@@ -82,10 +85,10 @@ def status(context: Context) -> Exit:
         raise UsageError(f"-A means every namespace: say which one's {options.processor}, with -n NAMESPACE")
     if options.processor is None:
         records = _told_of_service(cluster, console, cluster.list(everywhere=options.all_namespaces))
-        shown = records if console.is_json else [_short(record) for record in records]
+        shown = records if console.is_json else [shorten_record(record) for record in records]
         return console.show(shown, _COLUMNS, empty="there is no OutboxProcessor")
     (record,) = _told_of_service(cluster, console, [cluster.get(options.processor)])
-    fields = {name: value for name, value in _short(record).items() if name not in ("conditions", "message")}
+    fields = {name: value for name, value in shorten_record(record).items() if name not in ("conditions", "message")}
     conditions = (
         f"  {found['type']}={found['status']} {found['reason']}: {found.get('message', '')}"
         for found in record["conditions"]
@@ -121,10 +124,13 @@ def is_looked_at(body: Body) -> bool:
     return bool((body.get("status") or {}).get("observedGeneration", 0) >= body["metadata"].get("generation", 0))
 
 
-def _short(record: Record) -> Record:
-    """Put objects into words."""
+def shorten_record(record: Record) -> Record:
+    """Put objects into words; of a resource that is ready say what waits all the same."""
     opened, bound = record["openConflict"], record["bound"] or {}
     short = {name: value for name, value in record.items() if name != "lag"}
+    waits = [each["reason"] for each in record["conditions"] if each["type"] in _FLOW and each["status"] == "False"]
+    if waits and not str(record["ready"]).startswith("no: "):
+        short["ready"] = f"{record['ready']}, but {', '.join(waits)}"
     return short | {
         "lagText": (record["lag"] or {}).get("text"),
         "bound": bound.get("holder") or bound.get("transactionId"),
