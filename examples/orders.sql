@@ -15,6 +15,12 @@ CREATE TABLE shop.visits (
     visited_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
+-- orders-modes/shared.yaml: which message was mailed.
+CREATE TABLE shop.mails (
+    message_id text NOT NULL,
+    order_key  text NOT NULL
+);
+
 -- orders-projection: what each order has come to, and every message in the order in which it was handled. The second
 -- table has no unique message_id on purpose: a message that were handled twice would stand in it twice.
 CREATE SCHEMA projection;
