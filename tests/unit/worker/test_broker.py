@@ -6,7 +6,7 @@ from traceback import format_exception
 
 import pytest
 
-from outbox_core.errors import ConfigurationError
+from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
 from outbox_worker.targets.amqp.broker import STREAM, open_socket, read_broker_address
 
@@ -53,6 +53,13 @@ def test_an_authority_that_is_no_certificate(tmp_path):
     address = read_broker_address(write(tmp_path, host="h", ca_crt="not a certificate"))
     with pytest.raises(ConfigurationError, match=r"`ca.crt` holds no PEM certificate"):
         open_socket(address, 1.0)
+
+
+@pytest.mark.parametrize("host", ["a..b", ".x", "x" * 64 + ".svc", "nowhere.invalid", "a b"])
+def test_a_host_that_cannot_be_is_a_broker_that_cannot_be_reached(tmp_path, host):
+    with pytest.raises(TransientError, match="cannot be reached") as caught:
+        open_socket(read_broker_address(write(tmp_path, host=host)), 1.0)
+    assert caught.value.reason is Reason.TARGET_UNAVAILABLE
 
 
 @pytest.mark.parametrize(

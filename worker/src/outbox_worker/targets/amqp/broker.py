@@ -125,8 +125,8 @@ def open_socket(address: BrokerAddress, seconds: float) -> socket.socket:
     context = build_tls(address.certificate_authority, address.target) if address.tls else None
     try:
         raw = socket.create_connection((address.host, address.port), timeout=seconds)
-    except OSError as err:
-        raise build_unavailable(address, f"cannot be reached ({err.strerror or err})") from err
+    except (OSError, UnicodeError) as err:  # the latter: of what is no name of a host
+        raise build_unavailable(address, f"cannot be reached ({getattr(err, 'strerror', None) or err})") from err
     try:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
