@@ -46,6 +46,17 @@ class Message(NamedTuple):
         """The same as text, `transaction_id:position`."""
         return f"{self.transaction_id}:{self.position}"
 
+    @property
+    def identity(self) -> str:
+        """What tells it from another message that a database which was set back has at its place.
+
+        That is its id; of a row that has none, all that the row says.
+        """
+        if self.message_id != self.pair:
+            return self.message_id
+        said = (self.message_type, self.publication_id, self.partition_key, self.data, self.metadata)
+        return json.dumps([self.message_id, *said, str(self.scheduled)])
+
     def json(self) -> Any:
         """Parse the payload; None also for a message that has none.
 

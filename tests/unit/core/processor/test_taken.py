@@ -85,6 +85,16 @@ def test_after_a_crash_of_the_server_another_message_may_be_at_the_place_of_one_
     assert known.left_of(ALL, 7) == [ONE, TWO, THREE]
 
 
+def test_another_message_without_an_id_at_the_place_of_a_lost_one_is_handed_over():
+    """Its id is its place then, as that of the lost one was."""
+    known, lost = TakenMessages(), message(1, "100:1")
+    known.left_of(batch(lost), 7)
+    known.add(batch(lost), [lost])
+    assert known.left_of(batch(lost), 7) == []
+    other = lost._replace(data='{"another": "payload"}')
+    assert known.left_of(batch(other), 7) == [other]
+
+
 def test_a_batch_that_a_consumer_takes_again_is_the_same_batch():
     known = TakenMessages()
     chunk = replace(piece_of(WORK, 2), messages=(ONE, TWO))

@@ -77,5 +77,5 @@ def name_failed(batch: Batch, failed: Mapping[Checkpoint, HandlerError]) -> Hand
 
 
 def _name(message: Message) -> tuple[int, int, str]:
-    """The place and the id: a database that was set back can give the same place to another message."""
-    return message.transaction_id, message.position, message.message_id
+    """The place and what is there: a database that was set back can give the same place to another message."""
+    return message.transaction_id, message.position, message.identity

@@ -170,8 +170,8 @@ class Published:
 
 
 def name_of(message: Message) -> str:
-    """Name a message: its place, and a check of its id. A database that was set back may use a place again."""
-    return f"{message.pair}:{crc32(message.message_id.encode()):08x}"
+    """Name a message: its place, and a check of what it is. A database that was set back may use a place again."""
+    return f"{message.pair}:{crc32(message.identity.encode()):08x}"
 
 
 def parse_place(name: str) -> Checkpoint:
