@@ -35,6 +35,7 @@ ATTEMPTS: Final = 120
 _INSPECT: Final = """
     SELECT c.oid::bigint, c.relkind::text, c.relispartition, pg_has_role(c.relowner, 'USAGE'),
            has_schema_privilege(n.oid, 'CREATE'),
+           EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid),
            greatest(c.reltuples, 0)::bigint, pg_table_size(c.oid),
            (SELECT coalesce(json_object_agg(a.attname, format_type(a.atttypid, NULL)), '{}')
             FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
@@ -66,8 +67,15 @@ WITH numbered AS MATERIALIZED (
 )
 UPDATE {table} AS o SET {transaction_id} = {frozen}::text::xid8, {position} = n.position
 FROM numbered AS n WHERE o.ctid = n.place
+RETURNING o.{transaction_id}::text
 """)
 """A statement of its own: the one that waits for a lock does not see the row that it has locked then."""
+_MARK_OLD_ROWS: Final = sql.SQL("""
+UPDATE {table} AS o SET {transaction_id} = {frozen}::text::xid8
+WHERE o.ctid = ANY ({places}::text[]::tid[])
+RETURNING o.{transaction_id}::text
+""")
+"""Of rows that have a position of their own, in whose order they are to be read."""
 
 
 class AdoptionError(Exception):
@@ -139,6 +147,24 @@ def adopt(
         announce(line)
     if dry_run:
         return
+    try:
+        _carry_out(connection, adoption, found, missing, announce, watch)
+    except psycopg.errors.DeadlockDetected as err:
+        raise AdoptionError(
+            f"another program locks rows or indexes of {adoption.schema}.{adoption.table} in another order (a second "
+            "`outbox adopt`, a build of an index, the old poller): run it again once that is over, and it goes on "
+            "where it was"
+        ) from err
+
+
+def _carry_out(
+    connection: psycopg.Connection[Any],
+    adoption: Adoption,
+    found: _Found,
+    missing: list[str],
+    announce: Callable[[str], None],
+    watch: Callable[[int, int], None],
+) -> None:
     if missing:
         _with_retry(connection, lambda: _add_columns(connection, adoption, found.oid, missing))
         announce(f"added {' and '.join(missing)}: a change of the catalog, no row was rewritten")
@@ -161,7 +187,7 @@ def inspect(connection: psycopg.Connection[Any], adoption: Adoption) -> _Found:
     row = connection.execute(_INSPECT, (adoption.schema, adoption.table)).fetchone()
     if row is None:
         raise AdoptionError(f"there is no table {name}")
-    oid, kind, is_partition, owned, may_create, rows, size, columns = row
+    oid, kind, is_partition, owned, may_create, has_children, rows, size, columns = row
     if kind != "r" or is_partition:
         what = "a partition" if is_partition else KINDS.get(kind, "no table")
         where = "the table behind it, in its own database" if kind == "f" else "the table behind it"
@@ -173,6 +199,19 @@ def inspect(connection: psycopg.Connection[Any], adoption: Adoption) -> _Found:
             f"this role may not create a sequence and an index in {adoption.schema}: "
             f"GRANT CREATE ON SCHEMA {quote(adoption.schema)} to it, at least while this runs"
         )
+    if has_children:
+        raise AdoptionError(
+            f"{name} is a table that others inherit from; only an ordinary table can be adopted: adopt each of its "
+            f"tables by itself (ALTER TABLE … NO INHERIT {_quoted(adoption)})"
+        )
+    _check_columns(adoption, columns)
+    if adoption.ordered_by is not None:
+        _check_order(connection, adoption, adoption.ordered_by, oid, columns)
+    return _Found(oid, rows, size, columns)
+
+
+def _check_columns(adoption: Adoption, columns: dict[str, str]) -> None:
+    name = f"{adoption.schema}.{adoption.table}"
     for column, wanted in ((adoption.transaction_id, "xid8"), (adoption.position, "bigint")):
         if columns.get(column, wanted) != wanted:
             raise AdoptionError(
@@ -182,9 +221,10 @@ def inspect(connection: psycopg.Connection[Any], adoption: Adoption) -> _Found:
     for named in (adoption.ordered_by, adoption.only_where_null, adoption.publication_id):
         if named is not None and named not in columns:
             raise AdoptionError(f"{name} has no column {named}")
-    if adoption.ordered_by is not None:
-        _check_order(connection, adoption, adoption.ordered_by, oid, columns)
-    return _Found(oid, rows, size, columns)
+
+
+def _quoted(adoption: Adoption) -> str:
+    return f"{quote(adoption.schema)}.{quote(adoption.table)}"
 
 
 def _check_order(
@@ -193,21 +233,38 @@ def _check_order(
     """Refuse a column in whose order old rows cannot be numbered.
 
     Raises:
-        AdoptionError: it has no index, or no value in a row that waits for its number.
+        AdoptionError: it has no index, or no value in a row that waits for its number; or that has one of its own, or
+            may be hidden.
 
     """
     name = f"{adoption.schema}.{adoption.table}"
+    if connection.execute("SELECT row_security_active(%s::oid)", (oid,)).fetchone() == (True,):
+        raise AdoptionError(
+            f"row-level security may hide rows of {name} from this role, and they would get no number: ALTER TABLE "
+            f"{_quoted(adoption)} NO FORCE ROW LEVEL SECURITY, at least while this runs, or leave old rows unread"
+        )
     if missing_indexes([[order]], list_indexes(connection, oid)):
         wanted = build_index(adoption.schema, adoption.table, [order])
         raise AdoptionError(
             f"{name} has no index (btree, of all rows) that begins with {order}, so that each batch would sort the "
             f"whole table: {wanted}, or leave old rows unread"
         )
-    nulls = [order, *([adoption.only_where_null] if adoption.only_where_null is not None else [])]
-    nulls += [adoption.transaction_id] if adoption.transaction_id in columns else []
-    condition = sql.SQL(" AND ").join(sql.SQL("{} IS NULL").format(sql.Identifier(column)) for column in nulls)
-    statement = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(adoption.identifier, condition)
-    if connection.execute(statement).fetchone() == (True,):
+    waiting = [adoption.only_where_null] if adoption.only_where_null is not None else []
+    waiting += [adoption.transaction_id] if adoption.transaction_id in columns else []
+
+    def has_old_row(column: str, test: sql.SQL) -> bool:
+        tests = [sql.SQL("{} IS NULL").format(sql.Identifier(each)) for each in waiting]
+        tests.append(test.format(sql.Identifier(column)))
+        statement = sql.SQL("SELECT FROM {} WHERE {} LIMIT 1").format(adoption.identifier, sql.SQL(" AND ").join(tests))
+        return connection.execute(statement).fetchone() is not None
+
+    may_stay = adoption.position not in columns or adoption.position == order
+    if not may_stay and has_old_row(adoption.position, sql.SQL("{} IS NOT NULL")):
+        raise AdoptionError(
+            f"{name} has old rows with a {adoption.position} of their own, which stays: read them in its order with "
+            f"--ordered-by {adoption.position}, or choose another name for ours with --position-column"
+        )
+    if has_old_row(order, sql.SQL("{} IS NULL")):
         raise AdoptionError(
             f"{name} has old rows in which {order} is NULL: they have no place in its order, and would never be read. "
             "UPDATE them to have a value there, delete them, or name another column"
@@ -231,9 +288,12 @@ def _explain(connection: psycopg.Connection[Any], adoption: Adoption, found: _Fo
         )
     else:
         some = f" where {adoption.only_where_null} is NULL" if adoption.only_where_null else ""
+        position = f"a position in the order of {adoption.ordered_by}"
+        if adoption.ordered_by == adoption.position:
+            position = f"keep their {adoption.position}"
         lines.append(
-            f"old rows{some} get transaction_id {FROZEN_TRANSACTION_ID} and a position in the order of "
-            f"{adoption.ordered_by}, {adoption.batch} rows a transaction; who starts from the beginning reads them"
+            f"old rows{some} get transaction_id {FROZEN_TRANSACTION_ID} and {position}, {adoption.batch} rows a "
+            "transaction; who starts from the beginning reads them"
         )
     return lines
 
@@ -282,13 +342,17 @@ def _add_columns(connection: psycopg.Connection[Any], adoption: Adoption, oid: i
 
 def _backfill(connection: psycopg.Connection[Any], adoption: Adoption, watch: Callable[[int], None]) -> int:
     """Number old rows along the ordering column; each batch goes on where the last one ended, by the index."""
-    names = {
+    names: dict[str, sql.Composable] = {
         "table": adoption.identifier,
         "transaction_id": sql.Identifier(adoption.transaction_id),
         "order": sql.Identifier(adoption.ordered_by or ""),
+        "frozen": sql.Literal(str(FROZEN_TRANSACTION_ID)),
     }
-    position, frozen = sql.Identifier(adoption.position), sql.Literal(str(FROZEN_TRANSACTION_ID))
-    sequence = sql.Literal(_position_sequence(connection, adoption))
+    change = _MARK_OLD_ROWS
+    if adoption.ordered_by != adoption.position:
+        change = _NUMBER_OLD_ROWS
+        names["position"] = sql.Identifier(adoption.position)
+        names["sequence"] = sql.Literal(_position_sequence(connection, adoption))
     only: sql.Composable = sql.SQL("")
     if adoption.only_where_null is not None:
         only = sql.SQL("AND o.{} IS NULL").format(sql.Identifier(adoption.only_where_null))
@@ -301,14 +365,33 @@ def _backfill(connection: psycopg.Connection[Any], adoption: Adoption, watch: Ca
                 _LOCK_OLD_ROWS.format(only=only, after=after, batch=sql.Literal(adoption.batch), **names)
             ).fetchall()
             places = sql.Literal([place for place, _ in rows])
-            connection.execute(
-                _NUMBER_OLD_ROWS.format(places=places, position=position, sequence=sequence, frozen=frozen, **names)
-            )
+            _change(connection, adoption, change.format(places=places, **names), len(rows))
         total += len(rows)
         if len(rows) < adoption.batch:
             return total
         after = sql.SQL("AND o.{order} >= {last}").format(last=sql.Literal(rows[-1][1]), **names)
         watch(total)
+
+
+def _change(connection: psycopg.Connection[Any], adoption: Adoption, statement: sql.Composed, count: int) -> None:
+    """Give old rows their pair.
+
+    Raises:
+        AdoptionError: not all of them have it then.
+
+    """
+    fault: Exception | None = None
+    changed: list[Any] = []
+    try:
+        changed = connection.execute(statement).fetchall()
+    except psycopg.errors.FeatureNotSupported as err:  # of a rule, which may change the statement into another one
+        fault = err
+    if changed.count((str(FROZEN_TRANSACTION_ID),)) < count or fault is not None:
+        raise AdoptionError(
+            f"a trigger or a rule of {adoption.schema}.{adoption.table} keeps rows from being changed, so that old "
+            f"ones get no number: ALTER TABLE {_quoted(adoption)} DISABLE TRIGGER … (or DISABLE RULE …), at least "
+            "while this runs, or leave old rows unread"
+        ) from fault
 
 
 def _position_sequence(connection: psycopg.Connection[Any], adoption: Adoption) -> str:

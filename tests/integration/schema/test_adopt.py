@@ -182,6 +182,86 @@ def test_rows_without_a_place_in_the_order_are_refused_until_they_have_one(datab
     assert direct.execute("SELECT count(*) FROM public.t WHERE position IS NULL").fetchone() == (0,)
 
 
+RESISTING = "CREATE FUNCTION public.resist() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN {}; END';"
+RESISTING += "CREATE TRIGGER resist BEFORE UPDATE ON public.t FOR EACH ROW EXECUTE FUNCTION public.resist()"
+
+
+@pytest.mark.parametrize(
+    "resisting",
+    [
+        pytest.param(RESISTING.format("NULL"), id="a trigger that skips the row"),
+        pytest.param(RESISTING.format("OLD"), id="a trigger that keeps the row"),
+        pytest.param("CREATE RULE resist AS ON UPDATE TO public.t DO INSTEAD NOTHING", id="a rule"),
+    ],
+)
+def test_a_table_whose_rows_cannot_be_changed_is_not_said_to_be_numbered(database, resisting):
+    """It said that all old rows were backfilled, and none of them was ever read."""
+    direct, adoption = database.direct(), Adoption("public", "t", ordered_by="id", batch=10)
+    direct.execute(
+        f"CREATE TABLE public.t (id int PRIMARY KEY); INSERT INTO public.t SELECT generate_series(1, 30); {resisting}"
+    )
+
+    with pytest.raises(AdoptionError, match=r"a trigger or a rule of public\.t keeps rows from being changed"):
+        adopt.adopt(direct, adoption)
+
+    direct.execute("DROP RULE IF EXISTS resist ON public.t; DROP TRIGGER IF EXISTS resist ON public.t")
+    adopt.adopt(direct, adoption)
+    assert direct.execute("SELECT count(position) FROM public.t").fetchone() == (30,)
+
+
+def test_rows_that_are_hidden_from_the_owner_are_not_passed_over(database):
+    direct, owner = database.direct(), database.direct("owner")
+    direct.execute(
+        "CREATE TABLE public.t (id int PRIMARY KEY, tenant int); INSERT INTO public.t SELECT n, n FROM "
+        "generate_series(1, 30) AS n; CREATE POLICY own ON public.t USING (tenant > 15);"
+        "ALTER TABLE public.t ENABLE ROW LEVEL SECURITY; ALTER TABLE public.t FORCE ROW LEVEL SECURITY;"
+        "ALTER TABLE public.t OWNER TO owner; GRANT CREATE ON SCHEMA public TO owner"
+    )
+
+    with pytest.raises(AdoptionError, match=r"ALTER TABLE public\.t NO FORCE ROW LEVEL SECURITY"):
+        adopt.adopt(owner, Adoption("public", "t", ordered_by="id"))
+
+    owner.execute("ALTER TABLE public.t NO FORCE ROW LEVEL SECURITY")
+    adopt.adopt(owner, Adoption("public", "t", ordered_by="id"))
+    assert direct.execute("SELECT count(position) FROM public.t").fetchone() == (30,)
+
+
+@pytest.mark.parametrize("type_", ["bigserial", "bigint GENERATED ALWAYS AS IDENTITY"])
+def test_a_position_that_a_table_has_of_its_own_stays(database, type_):
+    """Rows were given other ones: of a primary key too, by which the old poller and other tables know them."""
+    direct = database.direct()
+    direct.execute(
+        f"CREATE TABLE public.t (position {type_} PRIMARY KEY, at date DEFAULT '2026-01-01', processed_at date);"
+        "CREATE INDEX ON public.t (at); INSERT INTO public.t (at) SELECT '2026-01-01' FROM generate_series(1, 30);"
+        "CREATE TABLE public.refers (position bigint REFERENCES public.t); INSERT INTO public.refers VALUES (7)"
+    )
+    with pytest.raises(AdoptionError, match=r"--ordered-by position, or .* with --position-column"):
+        adopt.adopt(direct, Adoption("public", "t", ordered_by="at"))
+
+    adopt.adopt(direct, Adoption("public", "t", ordered_by="position", batch=10))
+
+    found = direct.execute("SELECT position, transaction_id::text FROM public.t ORDER BY 1").fetchall()
+    assert found == [(n, "2") for n in range(1, 31)]
+
+
+def test_two_who_adopt_at_once_are_told_to_run_it_again(database):
+    """Each builds an index, and waits for the other one to end."""
+    direct, other = database.direct(), database.direct(autocommit=False)
+    direct.execute("CREATE TABLE public.t (id int)")
+    adopt.adopt(direct, Adoption("public", "t"))
+    direct.execute("DROP INDEX public.t_position_idx")
+    other.execute("SET deadlock_timeout = '1min'; INSERT INTO public.t VALUES (1)")
+
+    with background(lambda: adopt.adopt(direct, Adoption("public", "t"))) as done:
+        wait_until_blocked(database, done)
+        other.execute("LOCK TABLE public.t IN SHARE ROW EXCLUSIVE MODE")
+
+    with pytest.raises(AdoptionError, match=r"a second `outbox adopt`.*run it again"):
+        raise done.exception() or AssertionError("it saw no deadlock")
+    other.rollback()
+    adopt.adopt(direct, Adoption("public", "t"))
+
+
 def test_run_again_it_changes_nothing(database):
     database.direct().execute(SCALED)
     adopt.adopt(database.direct(), SCALED_ADOPTION)
@@ -283,6 +363,12 @@ def test_writers_are_not_queued_behind_a_long_transaction(database):
             Adoption("public", "t"),
             "a partitioned table",
             id="a partitioned table",
+        ),
+        pytest.param(
+            "CREATE TABLE public.t (x int); CREATE TABLE public.child () INHERITS (public.t)",
+            Adoption("public", "t"),
+            "adopt each of its tables by itself (ALTER TABLE … NO INHERIT public.t)",
+            id="a table that others inherit from",
         ),
         pytest.param(
             "CREATE TABLE public.t (position int)",
