@@ -16,6 +16,7 @@ from pyspark.sql import functions as f
 
 from outbox_core.config import ProcessorConfig
 from outbox_core.errors import ConfigurationError, PermanentError, TransientError
+from outbox_core.message import Batch
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.report import Reason
 from outbox_core.spec import Connection, ObjectRef, Source
@@ -27,10 +28,13 @@ from outbox_spark.streaming.directory import QueryDirectories, QueryDirectory
 from outbox_spark.streaming.lineage import fetch_history, store_begin
 from outbox_spark.streaming.pipeline import SparkPipeline
 from outbox_spark.streaming.resume import Lineage, Resume, ResumeDecision, decide_resume
-from outbox_spark.writing.files import FileArea, reveal
+from outbox_spark.writing.effects import Effects
+from outbox_spark.writing.files import FileArea, PendingFile, reveal
 from outbox_spark.writing.messages import write_messages, write_piece
 from outbox_spark.writing.staging import StagingArea, copy_rows
 from outbox_worker.postgres.key import ProcessorKey
+from outbox_worker.postgres.transactions.transaction import Transaction
+from tests.support.servers.crash import CrashingServer
 from tests.support.spark import spark_config, start_notebook_session
 
 if TYPE_CHECKING:
@@ -169,6 +173,32 @@ def test_after_a_crash_between_commit_and_rename_the_next_owner_rolls_forward(no
     assert sorted(row.id for row in notebook.read.parquet(str(path)).collect()) == list(range(100))
     assert len(list(path.glob("_outbox/*/*"))) == 1, "what was never stored is swept, the new epoch's own stays"
     assert second.roll_forward() == 0
+
+
+def test_files_that_readers_see_are_of_a_checkpoint_that_no_crash_takes_back(tmp_path):
+    """The server's `synchronous_commit` is off, and it crashes once the files have their names."""
+    server = CrashingServer("15")
+    try:
+        database = server.database(pooled=False)
+        area = FileArea(database.files(), "outbox", "orders", 1)
+        effects = Effects(StagingArea(database.files(), "outbox", "orders", 1), area, WHOLE)
+        hidden = tmp_path / "_outbox/orders/1-a/part-0.parquet"
+        hidden.parent.mkdir(parents=True)
+        hidden.touch()
+        effects.pending.append(PendingFile(hidden, tmp_path / "a.parquet", 1))
+        server.flush()
+        with server.crashed():
+            with database.direct(autocommit=False) as connection:
+                connection.execute("CREATE TABLE public.stored ()")  # in place of the checkpoint
+                effects.apply(Transaction(connection, None), Batch(WHOLE.start, WHOLE.end, (), 1, full=True))
+            assert area.roll_forward() == 1
+        with server.connect(database.name) as again:
+            assert again.execute("SELECT to_regclass('public.stored')::text").fetchone() == ("stored",)
+        area.roll_forward()
+        assert [file.name for file in tmp_path.glob("*.parquet")] == ["a.parquet"]
+        database.close()
+    finally:
+        server.stop()
 
 
 def test_a_batch_without_rows_leaves_no_files(notebook, database, tmp_path):

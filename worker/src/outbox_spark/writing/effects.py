@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import HandlerError
 from outbox_core.report import Reason
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.transactions.transaction import Transaction
     from outbox_worker.targets.batch_relation import Whole
+
+_MAKE_DURABLE: Final = (
+    "SELECT set_config('synchronous_commit', 'local', true) WHERE current_setting('synchronous_commit') = 'off'"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +104,15 @@ class Effects:
         return all(staged.is_complete(connection) for _, staged in self.statements)
 
     def apply(self, transaction: Transaction, batch: Batch) -> None:
-        """Run the statements and list the files, in the transaction that stores the checkpoint."""
+        """Run the statements and list the files, in the transaction that stores the checkpoint.
+
+        Files and Spark's own directory know of that commit outside of the database: no crash takes it back.
+        """
         for target, staged in self.statements:
             SqlSink(target, _always(staged.relation())).handle(transaction, batch)
         if self.pending:
             self._files.list_in(transaction.connection, self.pending)
+        transaction.connection.execute(_MAKE_DURABLE)
 
 
 def _always(relation: sql.Composed) -> Whole:
