@@ -134,6 +134,7 @@ INVALID = [
         pytest.param(worker(target={"http": {"url": f"https://x{end}"}}), "the port must be between", id=f"URL {end}")
         for end in (":99999/y", ":65536", ":0?a=b")
     ),
+    pytest.param(worker(source={**SOURCE, "schemaName": "out%box"}), "source.schemaName", id="a per cent sign"),
     pytest.param(worker(target=None), "engine Worker needs a target", id="no target"),
     pytest.param(worker(target={}), "set exactly one target", id="an empty target"),
     pytest.param(worker(target={**SQL, "log": {}}), "set exactly one target", id="two targets"),

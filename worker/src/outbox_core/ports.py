@@ -145,13 +145,6 @@ class AnyTarget(Protocol):
         """Say whether what the target is made of (a handler's file) changed since it was last used."""
         return False
 
-    def note_crash(self) -> None:
-        """Called by each unit of the process that finds that the server recovered from a crash.
-
-        What it committed last may be lost, and other messages come at the places of those.
-        """
-        return
-
     def keep_alive(self) -> None:
         """Called every few seconds while nothing is handled: heartbeats of an idle connection."""
         return  # without a statement it would count as abstract

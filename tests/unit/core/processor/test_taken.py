@@ -76,15 +76,6 @@ def test_what_may_be_another_message_is_handed_over(other, epoch):
     assert known.left_of(other, epoch) == list(other)
 
 
-def test_after_a_crash_of_the_server_another_message_may_be_at_the_place_of_one_that_was_taken():
-    known = TakenMessages()
-    known.left_of(ALL, 7)
-    known.add(ALL, [ONE])
-    known.forget()
-    known.add(ALL, [TWO])  # of a batch that was under way
-    assert known.left_of(ALL, 7) == [ONE, TWO, THREE]
-
-
 def test_another_message_without_an_id_at_the_place_of_a_lost_one_is_handed_over():
     """Its id is its place then, as that of the lost one was."""
     known, lost = TakenMessages(), message(1, "100:1")

@@ -43,10 +43,6 @@ class TakenMessages:
         taken = self._taken.get(batch.partition)
         return [message for message in batch if _name(message) not in taken] if taken else list(batch)
 
-    def forget(self) -> None:
-        """Begin with nothing: the server may give the places of messages that it lost to others."""
-        self._epochs.clear()
-
     def add(self, batch: Batch, messages: Iterable[Message]) -> None:
         """Remember that the broker took these messages of a batch that failed."""
         taken = self._taken.setdefault(batch.partition, OrderedDict())

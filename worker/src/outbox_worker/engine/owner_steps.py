@@ -197,7 +197,6 @@ class OwnerSteps:
         crashed = known not in (None, run)
         if crashed:
             self._reader.messages.forget()
-            self._context.target.note_crash()
             self._new_under = None
         promoted = self._find_promotion(found.timeline)
         if promoted is not None and state.lease is not None:

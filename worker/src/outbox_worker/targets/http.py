@@ -105,10 +105,6 @@ class HttpSink(OutsideTransaction):
         build_tls(_read_secret(self._directory).authority, "http")
 
     @override
-    def note_crash(self) -> None:
-        self._taken.forget()
-
-    @override
     def close(self) -> None:
         while self._connections:
             self._connections.pop().close()

@@ -82,10 +82,6 @@ class KafkaSink(PipelinedTarget):
                 self.close()
 
     @override
-    def note_crash(self) -> None:
-        self._taken.forget()
-
-    @override
     def close(self) -> None:
         """Drop the producer, what it has not sent yet, and what was begun."""
         self._begun.clear()

@@ -96,10 +96,6 @@ class RabbitmqSink(PipelinedTarget):
                 self.close()
 
     @override
-    def note_crash(self) -> None:
-        self._taken.forget()
-
-    @override
     def close(self) -> None:
         """Drop the connection, and what was begun on it; remember what of that the broker took."""
         connection, begun = self._connection, self._begun

@@ -96,10 +96,6 @@ class RabbitmqStreamSink(PipelinedTarget):
                 self.close()
 
     @override
-    def note_crash(self) -> None:
-        self._taken.forget()
-
-    @override
     def close(self) -> None:
         """Drop the connection, and what was begun; remember what of messages without numbers is in the stream."""
         connection, begun = self._connection, self._begun
