@@ -303,6 +303,22 @@ READING: Final = (
 
 OWNER: Final = (
     fault(
+        "a replica that cannot load its handler keeps a share of the partitions",
+        f"{WORKER}/ownership/renewal.py",
+        "if not (held or self._membership.is_able):",
+        "if False:",
+        "tests/integration/worker/partitioned/test_unable_replica.py::"
+        "test_a_replica_whose_handler_cannot_be_loaded_takes_no_share_until_it_can",
+    ),
+    fault(
+        "what a receiver took before the server crashed counts for what comes at its place",
+        f"{WORKER}/engine/owner_steps.py",
+        "            self._context.target.note_crash()\n",
+        "",
+        "tests/integration/worker/test_crashed_backend.py::"
+        "test_what_a_receiver_took_of_a_lost_transaction_is_not_what_comes_at_its_place[direct]",
+    ),
+    fault(
         "code 2 commits",
         f"{WORKER}/postgres/transactions/transaction.py",
         "if request and answer is not StoreAnswer.STORED:",

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _REPEATED: Final = (Step.PREPARE, Step.CLAIM, *CAN_YIELD)
 """Nothing is in hand, so that a step that lasts may be cut and done again. To find a start (LOAD) would never end."""
+_LOOKS_AT_TARGET: Final = (Step.REVIEW, Step.CHECK_TARGET)
+"""Done also while another process shall own the partition, where this one found that its target cannot work."""
 _log = get_logger("outbox.worker")
 
 
@@ -96,7 +98,8 @@ class Runner:
         wanted = context.key.partition in self._membership.assigned
         if wanted and step is Step.PARK:
             return outcomes.Assigned()
-        return outcomes.Revoked() if not wanted and step in CAN_YIELD else self._look_again()
+        looks = step in _LOOKS_AT_TARGET and not self._membership.is_able
+        return outcomes.Revoked() if step in CAN_YIELD and not (wanted or looks) else self._look_again()
 
     def _look_again(self) -> outcomes.Outcome | None:
         """Say whether the heartbeat saw held messages otherwise than this runner believes: a person decided."""
@@ -125,10 +128,17 @@ class Runner:
             outcome = self._find_obstacle(before.step) or self._perform(before)
         if isinstance(outcome, outcomes.Fetched):
             self._found_fresh = outcome.batch.matched_count > 0
+        self._note_check(before.step, outcome)
         self._count(before, outcome)
         self.state = decide_next(before, outcome, time.monotonic(), self._policy, self._random.random())
         self.context.ownership.decided = self.state
         self._tell(before, outcome)
+
+    def _note_check(self, step: Step, outcome: outcomes.Outcome) -> None:
+        """Take no share of the partitions where the target cannot work, and one again where it can."""
+        checked = step is Step.CHECK_TARGET and isinstance(outcome, outcomes.TargetReady | outcomes.Failed)
+        if self._membership is not None and checked:
+            self._membership.is_able = isinstance(outcome, outcomes.TargetReady)
 
     def _find_obstacle(self, step: Step) -> outcomes.Throttled | None:
         throttle, now = self.context.throttle, time.monotonic()

@@ -117,6 +117,11 @@ class Ownership:
         return None if self.decided is None else self.decided.claimed
 
     @property
+    def joined(self) -> bool:
+        """This process is a consumer, in mode Competing: it was not refused, and its target can work."""
+        return self.decided is not None and self.decided.joined
+
+    @property
     def lease(self) -> HeldLease | None:
         """The lease held, lost or not."""
         with self._lock:

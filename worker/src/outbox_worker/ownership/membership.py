@@ -31,6 +31,8 @@ class Membership:
         """How many partitions there are, as far as this process was told."""
         self.assigned: frozenset[int] = frozenset()
         """The partitions that this process shall own; none of those that are no more."""
+        self.is_able = True
+        """The target could work when this process last looked, or it did not look yet; else it takes no share."""
         self.leases: tuple[SeenLease, ...] = ()
         """Live leases of the whole processor."""
 

@@ -100,6 +100,9 @@ class MembershipRenewal(Renewal):
         held = [(ownership, lease) for ownership in self._ownerships if (lease := ownership.lease) is not None]
         if not any(ownership.claimed for ownership in self._ownerships):
             return False
+        if not (held or self._membership.is_able):
+            self.end(connection)
+            return False
         epochs = partitions.renew_membership(
             connection, self._key, claim_uid=self._claim_uid, pod=self._pod, token=self._membership.token,
             lease=self._lease,
@@ -168,7 +171,7 @@ class BatchRenewal(Renewal):
 
     @override
     def renew(self, connection: Connection) -> bool:
-        if not self._ownership.claimed:
+        if not (self._ownership.claimed and self._ownership.joined):
             return False
         if (batch := self._ownership.batch) is not None:
             self._consumer.taker.renew(connection, batch)
