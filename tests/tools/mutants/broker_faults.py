@@ -316,12 +316,12 @@ BROKER: Final = (
         f"{_KAFKA_CRASHED}::test_a_checkpoint_by_which_an_owner_began_outlives_the_crash",
     ),
     fault(
-        "who made the row, and could not begin with Kafka, takes it for new also when others have published under it",
+        "the row is made before Kafka knows that older records are not about it",
         f"{WORKER}/engine/owner_steps.py",
-        "answer.epoch if answer.epoch == self._new_under + 1 else None",
-        "answer.epoch",
+        "begun_new = self._remembers and not",
+        "begun_new = False and not",
         "tests/integration/worker/kafka/test_kafka_transactions.py"
-        "::test_who_made_the_row_and_could_not_begin_believes_later_that_others_published",
+        "::test_what_is_asked_for_again_by_deleting_the_row_comes_though_who_begins_dies_before_its_record",
     ),
     fault(
         "a message that is published, and passed as one to hold, is forgotten with its batch",

@@ -110,6 +110,16 @@ class OwnedUnit(Protocol):
         del connection
         return None
 
+    def is_stored(self, connection: Any) -> bool:
+        """Say whether anything is stored, or was by the contract's functions, from which an owner would go on.
+
+        Raises:
+            OutboxError: it was changed or deleted past the contract.
+
+        """
+        del connection
+        return True
+
     def before_load(self, connection: Any) -> None:
         """Look, before that transaction, for what takes long to find."""
         del connection
@@ -200,18 +210,16 @@ class OwnerStart:
         database: uuid of the checkpoint's database: two of them may have a processor of the same name.
         partition: that is owned; 0 where the processor is not partitioned.
         epoch: of the lease: a later owner has a higher one.
-        checkpoint: that the row has.
+        checkpoint: that the row has; None: there is no row yet, so nothing was handled under it.
         moved: number of the last recorded act by which a person moved the checkpoint, 0: none; the latest is highest.
-        is_new: the row was made just now: nothing was handled under it.
 
     """
 
     database: str
     partition: int
     epoch: int
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint | None
     moved: int = 0
-    is_new: bool = False
 
 
 @runtime_checkable

@@ -180,7 +180,7 @@ class TestWhatTheNextOwnerKnows:
             sink.begin_owner(start(1))
             sink.deliver(batch(message(1)), 1)
             sink.deliver(held(message(2)), 1)
-            sink.begin_owner(start(2, is_new=True))
+            sink.begin_owner(start(2, checkpoint=None))
             sink.deliver(batch(message(1)), 2)
             sink.close()
             sink.deliver(held(message(2)), 2)

@@ -132,6 +132,32 @@ def test_who_made_the_row_and_could_not_begin_believes_later_that_others_publish
         assert_once(topic, ids + more)
 
 
+def test_what_is_asked_for_again_by_deleting_the_row_comes_though_who_begins_dies_before_its_record(
+    outbox, kafka, start, records
+):
+    """The row is deleted with what is kept of it. What the last record names was published before that."""
+    with kafka.topic(partitions=1) as topic:
+        delivery = {"leaseDuration": "3s"}
+        first = start(topic.name, delivery)
+        ids = outbox.produce(5)
+        first.wait_for("all is stored", lambda r: r.handled == 5)
+        more, holder = outbox.produce_locked(5, start=5)
+        topic.wait_for(10)
+        first.kill()
+        outbox.end_waiting_sessions()
+        holder.rollback()
+        outbox.connection.execute("DELETE FROM outbox.processor_checkpoints")
+        outbox.connection.execute("DELETE FROM outbox.kept_checkpoints")
+        kafka.set_topic(records, "max.message.bytes", "50")
+        second = start(topic.name, delivery)
+        second.wait_state("Unavailable", "InvalidConfiguration")
+        second.kill()
+        kafka.set_topic(records, "max.message.bytes", "1000000")
+        third = start(topic.name, delivery)
+        third.wait_for("all is stored again", lambda r: r.handled == 10)
+        assert topic.wait_for(20) == [*ids, *more, *ids, *more]
+
+
 @pytest.mark.parametrize("how", [*at_night(signal.SIGKILL), signal.SIGSTOP])
 def test_an_owner_that_dies_or_freezes_in_the_middle_of_a_transaction(outbox, kafka, start, how):
     """One batch of many rounds. What is open is taken back; one that was frozen wakes, and publishes nothing more."""

@@ -111,6 +111,10 @@ class WholeProcessor(StartingUnit):
     """A processor that is not partitioned: one checkpoint, one owner."""
 
     @override
+    def is_stored(self, connection: Connection) -> bool:
+        return checkpoints.load_untampered(connection, self._context.key) is not None
+
+    @override
     def load(self, connection: Connection, lease: outcomes.HeldLease) -> checkpoints.Start | None:
         """Load the checkpoint; the first owner writes down where to start."""
         key = self._context.key
@@ -160,8 +164,6 @@ class OwnerSteps:
         self._force = take_over
         self._timeline: int | None = None
         self._database = ""
-        self._new_under: int | None = None
-        """The epoch under which this process made the row, which the target has not heard of yet; no other owned it."""
         self._prepared = (0, 0)
         self._connections: tuple[Connection, ...] = ()
         self._lease = context.config.delivery.lease_duration
@@ -197,7 +199,6 @@ class OwnerSteps:
         crashed = known not in (None, run)
         if crashed:
             self._reader.messages.forget()
-            self._new_under = None
         promoted = self._find_promotion(found.timeline)
         if promoted is not None and state.lease is not None:
             return promoted
@@ -306,8 +307,6 @@ class OwnerSteps:
             refused = outcomes.LeaseAnswered(None, answer.pod, self._end_stuck_transactions())
             return self._unit.after_refusal(connection) or refused
         lease = outcomes.HeldLease(context.key.partition, answer.epoch, context.token)
-        if self._new_under is not None:  # each owner has the next epoch
-            self._new_under = answer.epoch if answer.epoch == self._new_under + 1 else None
         context.ownership.note_lease(lease)
         _log.info("lease acquired", extra={"epoch": answer.epoch})
         return outcomes.LeaseAnswered(lease)
@@ -339,6 +338,10 @@ class OwnerSteps:
         connection = self._connection()
         self._unit.before_load(connection)
         try:
+            # Before there is a row: who comes next and finds one could not tell that older records are not about it.
+            begun_new = self._remembers and not self._unit.is_stored(connection)
+            if begun_new:
+                self._begin_target(lease, None)
             with connection.transaction():
                 ownership.limit_transaction(connection, self._lease)
                 found = self._unit.load(connection, lease)
@@ -355,7 +358,8 @@ class OwnerSteps:
         )
         if review is None:
             return outcomes.OwnershipLost("the lease went before it was seen what former owners left")
-        self._begin_target(lease, found)
+        if self._remembers and not (begun_new and found.start_from_used):
+            self._begin_target(lease, found.pair)
         return outcomes.Loaded(found.pair, found.start_from_used, review)
 
     def _with_numbers(
@@ -367,19 +371,20 @@ class OwnerSteps:
         )
         return None if pair is None else replace(found, pair=pair)
 
-    def _begin_target(self, lease: outcomes.HeldLease, start: checkpoints.Start) -> None:
-        """Tell a target with transactions of its own for whom it works from now on; the lease was just looked at."""
+    @property
+    def _remembers(self) -> bool:
+        """Whether the target has transactions of its own, in which it writes down what it delivered."""
         target = self._context.target
-        if not (isinstance(target, OutsideTransaction) and target.has_own_transactions):
+        return isinstance(target, OutsideTransaction) and target.has_own_transactions
+
+    def _begin_target(self, lease: outcomes.HeldLease, stored: Checkpoint | None) -> None:
+        """Tell a target with transactions of its own for whom it works from now on; None: there is no row yet."""
+        target = self._context.target
+        if not isinstance(target, OutsideTransaction):
             return
-        if start.start_from_used:
-            self._new_under = lease.epoch
         self._runner.flush_log(self._connection())  # what the target writes down outlives a crash: so must these
         moved = checkpoints.fetch_last_move(self._connection(), self._context.key)
-        begun = OwnerStart(
-            self._database, self._context.key.partition, lease.epoch, start.pair, moved,
-            is_new=self._new_under is not None,
-        )  # fmt: skip
+        begun = OwnerStart(self._database, self._context.key.partition, lease.epoch, stored, moved)
         try:
             self._context.shutdown.limited(self._timeout, partial(target.begin_owner, begun))
         except Interrupted as err:
@@ -387,7 +392,6 @@ class OwnerSteps:
                 "the target did not say within delivery.timeout what former owners delivered; it is asked again",
                 reason=Reason.DRAINING if err.draining else Reason.TARGET_UNAVAILABLE,
             ) from err
-        self._new_under = None
 
     def record(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Report a refusal in its own transaction; if a person must decide, give the lease back."""

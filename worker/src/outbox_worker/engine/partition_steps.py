@@ -83,6 +83,10 @@ class Partition(StartingUnit):
         return outcomes.Revoked() if self._membership.outdated else None
 
     @override
+    def is_stored(self, connection: Connection) -> bool:
+        return partitions.fetch_count(connection, self._context.key) is not None
+
+    @override
     def load(self, connection: Connection, lease: outcomes.HeldLease) -> checkpoints.Start | None:
         """Load the partition's checkpoint; the first of all partitions writes down where they all start."""
         config, key = self._context.config, self._context.key

@@ -170,9 +170,10 @@ class TransactionalKafkaSink(OutsideTransaction):
         """Commit the record that a former owner finds, should it make another producer."""
         if publisher.last_epoch > start.epoch:
             self._refuse_later(start, publisher.last_epoch)
-        place = str(start.checkpoint)
-        published = Published() if start.is_new else publisher.published
-        published.fresh = published.unstored(start.checkpoint)
+        published, place = Published(), ""
+        if start.checkpoint is not None:
+            published, place = publisher.published, str(start.checkpoint)
+            published.fresh = published.unstored(start.checkpoint)
         records = [Record(start.epoch, start.moved, place, place, tuple(published.fresh))]
         if published.fresh:
             published.held = published.as_held()
