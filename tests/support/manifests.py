@@ -135,6 +135,10 @@ INVALID = [
         for end in (":99999/y", ":65536", ":0?a=b")
     ),
     pytest.param(worker(source={**SOURCE, "schemaName": "out%box"}), "source.schemaName", id="a per cent sign"),
+    *(
+        pytest.param(spark(spark={"config": {"a": "b", key: "7"}}), "are written as spark.executor", id=f"config {key}")
+        for key in ("spark.executor.memory", "spark.master", "spark.ui.port")
+    ),
     pytest.param(worker(target=None), "engine Worker needs a target", id="no target"),
     pytest.param(worker(target={}), "set exactly one target", id="an empty target"),
     pytest.param(worker(target={**SQL, "log": {}}), "set exactly one target", id="two targets"),

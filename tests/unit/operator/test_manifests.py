@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from outbox_core.config import ProcessorConfig, Resolution, ResolutionAction
+from outbox_core.spec.spark import SAID_BY_FIELDS, SAID_BY_OPERATOR
 from outbox_operator.api.naming import DECISION_LABEL, TEMPLATE_LABEL, child_name, workload_name
 from outbox_operator.api.observed import Role
 from outbox_operator.crd import render_files
@@ -218,6 +219,19 @@ def test_the_users_settings_win_where_they_do_not_break_the_pods():
     assert plan.config["spark.sql.shuffle.partitions"] == "7"
     assert plan.config["spark.executor.instances"] == "3"
     assert plan.config["spark.master"].startswith("k8s://")
+
+
+def test_what_the_operator_says_in_place_of_a_setting_is_what_the_crd_refuses():
+    """What lies below `spark.kubernetes.` is judged with the podTemplates."""
+
+    def said(**config: str) -> dict[str, str]:
+        plan = build_config(build_processor(**{**SPARK, "spark": {**SPARK["spark"], "config": config}}), IMAGES).spark
+        assert plan is not None
+        return plan.config
+
+    settings = {key for key in said() if not key.startswith("spark.kubernetes.")}
+    said_anyway = {key for key in settings if said(**{key: "asked"})[key] != "asked"}
+    assert said_anyway == {*SAID_BY_FIELDS, *SAID_BY_OPERATOR}
 
 
 def test_executors_mount_what_the_driver_mounts_and_take_their_overlay():

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import PurePosixPath
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
-from outbox_core.spec.base import Duration, ObjectName, ObjectRef, SpecModel
+from outbox_core.spec.base import Duration, ObjectName, ObjectRef, SpecModel, rule, rules
+
+SAID_BY_FIELDS: Final = ("spark.executor.instances", "spark.executor.cores", "spark.executor.memory")
+"""Settings that the fields of `spark.executor` say."""
+SAID_BY_OPERATOR: Final = (
+    "spark.master", "spark.submit.deployMode", "spark.driver.port", "spark.blockManager.port",
+    "spark.driver.blockManager.port", "spark.ui.port",
+)  # fmt: skip
+"""Settings that make driver and executors find each other. `spark.kubernetes.…` is judged with the podTemplates."""
 
 
 class Application(SpecModel):
@@ -70,7 +78,14 @@ class SparkPlan(SpecModel):
         default_factory=dict,
         description=(
             "Spark configuration, key to value; `spark.driver.memory` (512m) is the heap of the driver's JVM; the pod "
-            "needs about 500 MB beside it. What the fields here and the operator say (image, executors, ports) wins."
+            "needs about 500 MB beside it. What the fields here and the operator say (executors, ports) is refused."
+        ),
+        json_schema_extra=rules(
+            rule(
+                f"!self.exists(key, key in {[*SAID_BY_FIELDS, *SAID_BY_OPERATOR]})",
+                f"spark.config: {', '.join(SAID_BY_FIELDS)} are written as spark.executor: instances, cores, memory; "
+                f"{', '.join(SAID_BY_OPERATOR)} are the operator's. Take them out",
+            )
         ),
     )
     volumes: list[SparkVolume] = Field(
