@@ -130,6 +130,15 @@ def test_it_is_refused_while_a_processor_has_no_checkpoint(cli, shop):
     assert cli.json("prune", *ACT, "--ignore", "newcomer")["deleted"] == 1
 
 
+def test_every_processor_for_which_it_is_refused_is_named_at_once(cli, shop):
+    shop.store(shop.produce(1)[0])
+    for name in ("newcomer", "another"):
+        shop.connection.execute("SELECT outbox.claim_processor(%s, 'c', 'n', %s, 'uid-2')", (name, name))
+    done = cli.run("prune", *ACT)
+    assert done.returncode == 3
+    assert [f"{name} has no checkpoint yet" in done.stderr for name in ("newcomer", "another")] == [True, True]
+
+
 def test_it_is_refused_without_any_processor(cli, shop):
     shop.produce(1)
     assert cli.run("prune", *ACT).returncode == 3

@@ -108,13 +108,15 @@ class _Job:
         ignored = set(self._context.options.ignore)
         if unknown := ignored - {reader.view.processor_id for _, reader in found}:
             raise RefusedError(f"no processor {', '.join(sorted(unknown))} reads this table: look at `outbox status`")
-        kept = []
+        kept, refused = [], []
         for connection, reader in found:
             if reader.view.processor_id not in ignored:
-                _check(connection, reader)
                 kept.append(reader)
+                refused.append(_find_doubt(connection, reader))
             elif reader.view.live:
-                raise RefusedError(f"{reader.name} is being run by {reader.view.pod}: it cannot be left out")
+                refused.append(f"{reader.name} is being run by {reader.view.pod}: it cannot be left out")
+        if refused := [each for each in refused if each]:  # all at once: who put one right would only meet the next
+            raise RefusedError("; ".join(dict.fromkeys(refused)))
         _check_partitioning(kept)
         if not kept:
             raise RefusedError(f"no processor has a checkpoint on {self.name}: nothing says what was handled")
@@ -165,30 +167,30 @@ class _Job:
                 raise
 
 
-def _check(connection: Connection, reader: Reader) -> None:
-    """Refuse a reader whose checkpoint does not say what was handled."""
+def _find_doubt(connection: Connection, reader: Reader) -> str:
+    """Say why a reader's checkpoint does not tell what was handled; empty where it does."""
     view = reader.view
     if view.pair is None:
-        raise RefusedError(
+        return (
             f"{reader.name} has no checkpoint yet, so every message may be needed: let it begin, delete its "
             f"resource and say --ignore {view.processor_id}, or wait"
         )
     if view.open_conflict is not None:
-        raise RefusedError(f"conflict {view.open_conflict} of {reader.name} is open: its checkpoint is in question")
+        return f"conflict {view.open_conflict} of {reader.name} is open: its checkpoint is in question"
     if reader.outdated:
-        raise RefusedError(
+        return (
             f"{reader.name} stored its checkpoint before a failover or a repair of this database, so that it says "
             f"nothing of what was handled: start the processor and do what its SourceDiffers says, or delete its "
             f"resource and say --ignore {view.processor_id}"
         )
-    key = ProcessorKey(reader.schema, view.processor_id, view.partition)
     try:
-        checkpoints.load_untampered(connection, key)
-    except checkpoints.TamperedError as err:
-        raise RefusedError(
+        checkpoints.load_untampered(connection, ProcessorKey(reader.schema, view.processor_id, view.partition))
+    except checkpoints.TamperedError:
+        return (
             f"the checkpoint of {reader.name} was edited by hand and says nothing of what was handled: start the "
             "processor, and decide the conflict that it reports"
-        ) from err
+        )
+    return ""
 
 
 def _find_source(connection: Connection, context: Context) -> Source:
