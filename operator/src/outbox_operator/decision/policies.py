@@ -113,10 +113,11 @@ def _is_divided(facts: Facts) -> bool:
 
 def _describe_open(facts: Facts, conflict: Conflict) -> str:
     """Say what was changed and how a person decides."""
-    name = facts.observed.processor.name
+    # With the namespace: in another one the same command would decide about a conflict that nobody looked at.
+    annotate = f"kubectl annotate -n {facts.observed.processor.namespace} obp {facts.observed.processor.name}"
     what = "further ahead than" if conflict.code == 2 else "older than"
     accept = (
-        f"accept the stored pair with: kubectl annotate obp {name} "
+        f"accept the stored pair with: {annotate} "
         f"outbox-operator.dev/accept-checkpoint='{conflict.id}={conflict.stored}'; or "
         if conflict.stored
         else ""
@@ -126,7 +127,7 @@ def _describe_open(facts: Facts, conflict: Conflict) -> str:
     return (
         f"conflict {conflict.id}: the stored checkpoint {conflict.stored or '(no row)'} is {what} "
         f"{conflict.expected or '(none)'}, which the owner expected: another writer changed it. {what_waits} is "
-        f"handled until a person decides: {accept}go on from another pair with: kubectl annotate obp {name} "
+        f"handled until a person decides: {accept}go on from another pair with: {annotate} "
         f"outbox-operator.dev/rewind-checkpoint='{conflict.id}={_propose_rewind(conflict.expected)}{error}"
     )
 

@@ -103,6 +103,7 @@ def test_a_conflict_shows_both_pairs_and_both_ways_out():
     message = next(c.message for c in decision.status.conditions if c.type == "Ready")
     for words in ("815:42", "815:60", "accept-checkpoint='7=815:60'", "rewind-checkpoint='7=815:42'"):
         assert words in message
+    assert message.count("kubectl annotate -n shop obp orders ") == 2, "as it is pasted, from any namespace"
     assert condition(decision, "CheckpointHealthy") == ("False", "CheckpointAhead")
     assert condition(decision, "Suspended") == ("True", "ConflictOpen")
 
