@@ -252,7 +252,8 @@ def _running(facts: Facts) -> PolicyResult:
     message = "messages are being handled"
     if lead is not None and lead.reason is WorkerReason.IDLE:
         later = facts.retries + (facts.failures.held if facts.failures is not None else 0)
-        message = f"no message is due now; {later} wait, see MessagesFlow" if later else "nothing waits to be handled"
+        due_later = f"no message is due now; {later} wait for another attempt, for their time or for a person"
+        message = due_later if later else "nothing waits to be handled"
     if lead is not None and lead.advice:
         message += f"; {lead.advice}"
     if ignored := facts.observed.processor.ignored:
