@@ -17,7 +17,7 @@ from outbox_operator.decision.ownership import OwnershipState
 from outbox_operator.reconcile.podstate import is_waiting, role_of, view_job, view_pod, view_workload
 from outbox_operator.rendering.manifests import build_origin, build_template, image_of
 from outbox_operator.rendering.shared import hash_member, read_parts
-from outbox_operator.watch.owner_references import is_own, may_be_of
+from outbox_operator.watch.owner_references import is_orphan, is_own, may_be_of
 from outbox_operator.watch.store import Body, Store, key_of
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Observer:
             jobs=tuple(jobs),
             siblings=siblings,
             successor_missing=self._is_successor_missing(processor, siblings),
-            foreign=tuple(pod["metadata"]["name"] for pod, role in labelled if self._is_foreign(pod, role)),
+            foreign=tuple(pod["metadata"]["name"] for pod, role in labelled if self._is_foreign(pod, role, processor)),
             unsettled=max((made_at(pod) for pod, role in labelled if self._is_unsettled(pod, role)), default=None),
             holder_gone=holder_gone,
             obstacle=obstacle,
@@ -183,12 +183,16 @@ class Observer:
         view = view_pod(pod, role, report=report, reachable=heard.reachable, notes=notes, now=datetime.now(UTC))
         return replace(view, unreachable_message=heard.unreachable_message)
 
-    def _is_foreign(self, pod: Body, role: Role) -> bool:
+    def _is_foreign(self, pod: Body, role: Role, processor: Processor) -> bool:
         """Tell whether a pod that lives was not made for the resource; nothing owns the pod of a release job."""
+        group = processor.spec.worker.shared
+        workload = workload_name(processor) if group is None else shared_name(group)
         meta = pod["metadata"]
         ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed") or "deletionTimestamp" in meta
         young = seconds_since(meta["creationTimestamp"]) < FOREIGN_AFTER
-        return not (ended or young or role is Role.RELEASE or is_own(pod, self._store))
+        if ended or young or role is Role.RELEASE or is_own(pod, self._store):
+            return False
+        return not is_orphan(pod, processor.name, workload, self._store)
 
     def _is_unsettled(self, pod: Body, role: Role) -> bool:
         """Tell whether time alone may tell more of a pod: no change is told of its Events, or of its owner."""

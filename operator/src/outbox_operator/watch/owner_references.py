@@ -48,6 +48,19 @@ def is_own(body: Body, store: Store) -> bool:
     return (top, owners[-1]["metadata"]["name"]) == ("Deployment", shared_name(group))
 
 
+def is_orphan(body: Body, resource: str, workload: str, store: Store) -> bool:
+    """Tell whether an object was made by a resource or workload of this name that is gone, one of before for example.
+
+    Kubernetes deletes it soon, because what controls it is not there. One of these that is there is in the store.
+    """
+    link = controller_of([body, *owners_of(body, store)][-1])
+    if link is None:
+        return False
+    if link["kind"] == "ReplicaSet":
+        return bool(link["name"].startswith(f"{workload}-"))
+    return (link["kind"], link["name"]) in ((KIND, resource), ("Deployment", workload), ("StatefulSet", workload))
+
+
 def may_be_of(body: Body, uid: str, store: Store) -> bool:
     """Tell whether an object may have been made for a resource that is gone or going.
 

@@ -81,6 +81,34 @@ async def test_a_successor_is_missing_where_it_would_be_seen(target: dict[str, s
     assert (await observe(store, giver)).successor_missing is missing
 
 
+FORMER = build_object("Deployment", "orders-worker", RESOURCE, uid="of-before")
+LEFT = build_object("ReplicaSet", "orders-worker-0", FORMER)
+OLD_JOB = build_object("Job", "orders-claim-9", build_object(KIND, "orders", uid="of-before"), Role.CLAIM)
+ALIEN = build_object("ReplicaSet", "alien-1", build_object("Deployment", "alien", None))
+
+GOES = [
+    pytest.param((LEFT, build_pod("a", LEFT)), id="its Deployment was deleted by hand"),
+    pytest.param((build_pod("a", LEFT),), id="so was the ReplicaSet"),
+    pytest.param((OLD_JOB, build_pod("a", OLD_JOB)), id="its resource was replaced"),
+]
+STAYS = [
+    pytest.param((ALIEN, build_pod("a", ALIEN)), id="made by a Deployment that the operator does not see"),
+    pytest.param((build_pod("a", build_object("CronJob", "nightly")),), id="made by a kind that it does not see"),
+    pytest.param((build_pod("a", build_object("Job", "orders-nightly")),), id="made by a Job that it does not see"),
+    pytest.param((build_object("ReplicaSet", "orders-worker-0"), build_pod("a", LEFT)), id="left behind for good"),
+]
+
+
+@pytest.mark.parametrize("found", GOES)
+async def test_a_pod_that_goes_because_what_made_it_is_gone_is_no_stranger(found: tuple[Body, ...]):
+    assert (await observe(store_of(*EVERYTHING, *found))).foreign == ()
+
+
+@pytest.mark.parametrize("found", STAYS)
+async def test_a_pod_that_stays_is_named(found: tuple[Body, ...]):
+    assert (await observe(store_of(*EVERYTHING, *found))).foreign == ("a",)
+
+
 QUIET = [
     pytest.param(build_pod("a", None, phase="Succeeded"), id="it has ended"),
     pytest.param(build_pod("a", None, deletionTimestamp="2026-01-01T12:00:00Z"), id="it goes"),
