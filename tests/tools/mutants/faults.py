@@ -312,9 +312,9 @@ OWNER: Final = (
     ),
     fault(
         "what a receiver took before the server crashed counts for what comes at its place",
-        f"{WORKER}/engine/owner_steps.py",
-        "            self._context.target.note_crash()\n",
-        "",
+        "worker/src/outbox_core/message.py",
+        "if self.message_id != self.pair:",
+        "if True:",
         "tests/integration/worker/test_crashed_backend.py::"
         "test_what_a_receiver_took_of_a_lost_transaction_is_not_what_comes_at_its_place[direct]",
     ),
