@@ -5,6 +5,7 @@ from __future__ import annotations
 from traceback import format_exception
 
 import pytest
+from pamqp import commands
 
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
@@ -40,7 +41,8 @@ def test_ports_and_tls_follow_from_what_is_there(tmp_path, keys, port, tls):
     ("keys", "message"),
     [({}, "no file `uri` and no file `host`"), ({"uri": "http://h"}, "must look like amqp://"),
      ({"uri": "amqp://u:s3cret#word@h"}, "is not a URI"), ({"uri": "u:s3cret@h"}, "must look like amqp://"),
-     ({"host": "h", "port": "many"}, "`port` is not a port number")],
+     ({"host": "h", "port": "many"}, "`port` is not a port number"),
+     ({"host": "h", "vhost": "v" * 128}, "`vhost` is longer than the 127 characters that AMQP allows")],
 )  # fmt: skip
 def test_what_is_wrong_is_named_without_the_secret(tmp_path, keys, message):
     with pytest.raises(ConfigurationError, match=message) as caught:
@@ -53,6 +55,14 @@ def test_an_authority_that_is_no_certificate(tmp_path):
     address = read_broker_address(write(tmp_path, host="h", ca_crt="not a certificate"))
     with pytest.raises(ConfigurationError, match=r"`ca.crt` holds no PEM certificate"):
         open_socket(address, 1.0)
+
+
+def test_a_virtual_host_may_be_as_long_as_the_protocol_allows(tmp_path):
+    directory = write(tmp_path, host="h", vhost="v" * 127)
+    address = read_broker_address(directory)
+    assert commands.Connection.Open(virtual_host=address.vhost).virtual_host == "v" * 127
+    write(directory, vhost="v" * 128)
+    assert len(read_broker_address(directory, STREAM).vhost) == 128
 
 
 @pytest.mark.parametrize("host", ["a..b", ".x", "x" * 64 + ".svc", "nowhere.invalid", "a b"])

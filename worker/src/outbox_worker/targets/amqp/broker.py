@@ -34,6 +34,7 @@ class Protocol:
 
 AMQP: Final = Protocol("rabbitmq", ("amqp", 5672), ("amqps", 5671))
 STREAM: Final = Protocol("rabbitmqStream", ("rabbitmq-stream", 5552), ("rabbitmq-stream+tls", 5551))
+_LONGEST_VHOST: Final = 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +78,17 @@ def read_broker_address(directory: Path, protocol: Protocol = AMQP) -> BrokerAdd
         )
     if not port.isdecimal() or not 0 < int(port) < 65536:
         raise invalid_secret("`port` is not a port number", protocol.target)
+    vhost = values["vhost"] or "/"
+    if protocol is AMQP and len(vhost) > _LONGEST_VHOST:
+        raise invalid_secret(
+            f"`vhost` is longer than the {_LONGEST_VHOST} characters that AMQP allows", protocol.target
+        )
     return BrokerAddress(
         host=host,
         port=int(port),
         username=values["username"] or "guest",
         password=values["password"] or "guest",
-        vhost=values["vhost"] or "/",
+        vhost=vhost,
         tls=authority is not None or scheme == protocol.tls,
         certificate_authority=authority,
         target=protocol.target,
