@@ -13,9 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,33 +23,7 @@ from tests.support.nightly import at_night
 from tests.support.servers.postgres import wait_until
 from tests.support.trying import PROGRAM, ROOT, Trial
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
 LEDGER = r"^(orders-\w+) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+|any order)$"
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory) -> Path:
-    """Made by the first run of the module."""
-    made: Path = tmp_path_factory.mktemp("cache")
-    return made
-
-
-@pytest.fixture
-def trials(cache: Path) -> Iterator[Callable[..., Trial]]:
-    made: list[Trial] = []
-
-    def make(folder: Path | None = None, own_cache: Path | None = None, command: Sequence[str] = PROGRAM) -> Trial:
-        # Not pytest's own folders: a socket's path is short, and root's server is another user.
-        folder = folder or Path("/tmp") / f"outbox-try-{uuid.uuid4().hex[:8]}"
-        made.append(Trial(folder, own_cache or cache, command))
-        return made[-1]
-
-    yield make
-    for trial in made:
-        trial.close()
-        trial.out.unlink(missing_ok=True)
 
 
 def ledger(trial: Trial) -> dict[str, tuple[int, ...]]:
@@ -481,6 +453,19 @@ def test_workers_are_reached_from_this_machine_only(trials):
             socket.create_connection(("127.0.0.2", port), 5)
     trial.send(signal.SIGINT)
     assert trial.end() == 0, trial.said
+
+
+def test_without_its_guard_it_ends_and_leaves_nothing(trials):
+    """It waited for ever for processes that only the guard would have ended."""
+    trial = trials()
+    trial.start()
+    trial.wait_flowing()
+    pid = trial.process.pid
+    guard = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])  # the first process that it makes
+    os.kill(guard, signal.SIGKILL)
+    assert trial.end() == 1
+    assert f"the guard of the run (pid {guard}) was ended by signal 9: the run ends without a ledger" in trial.said
+    assert trial.left() == []
 
 
 def test_killed_it_leaves_nothing_either(trials):

@@ -96,9 +96,8 @@ class Guard:
         os.close(self._writing)
         with contextlib.suppress(ChildProcessError):
             # Every child is waited for: the guard sees that a process is gone only then.
-            while os.waitpid(-1, 0)[0] != self.pid:
-                if not lives(self.pid):
-                    break
+            while lives(self.pid) and os.waitpid(-1, 0)[0] != self.pid:
+                pass
         self._belongings.end()  # nothing is left to do, unless the guard was killed
 
     def _say(self, line: str) -> None:
