@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import subprocess
 import sys
 import tomllib
@@ -174,3 +175,24 @@ def test_every_place_that_names_the_version_names_the_same():
 
 def test_a_cell_shows_the_end_of_a_transaction_id():
     assert format_cell("5929:9223372036854775807") == "5929:end"
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "outbox_cli.commands":
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run in the background of a shell
+sys.meta_path.insert(0, Finder())
+from outbox_cli.start import main
+sys.argv = ["outbox", "status"]
+main()
+"""
+
+
+def test_interrupted_while_it_imports_it_says_nothing_of_python():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")

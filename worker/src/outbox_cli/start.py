@@ -17,13 +17,16 @@ def kubectl() -> int:
 
 
 def _run(*, plugin: bool) -> int:
-    if sys.argv[1:2] == ["try"]:
+    is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_heard:
         # Nothing is made yet, so Ctrl-C may end the process at once: as an exception it can be lost in an import.
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.argv[1:2] == ["try"]:
         from outbox_cli.try_out.run import main as run_try
 
         return run_try(sys.argv[2:])
     from outbox_cli.main import main as run
 
+    if is_heard:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     return run(plugin=plugin)
