@@ -175,6 +175,8 @@ def migrate(
         psycopg.Error: the server refused a statement (no right to create, connection lost …).
 
     """
+    if "%" in schema:  # psycopg takes it for a place of a parameter, in every statement of ours
+        raise MigrationError(f"the schema {schema!r} has a per cent sign in its name: choose a name without one")
     shipped = load_migrations() if migrations is None else migrations
     with connection.transaction():
         missing = pending(fetch_applied(connection, schema), phases, shipped)

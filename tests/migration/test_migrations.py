@@ -165,6 +165,11 @@ def test_a_newer_schema_is_no_error(empty_database):
     assert runner.migrate(connection, "outbox") == ()
 
 
+def test_a_schema_whose_name_no_statement_can_have_is_refused_in_words(empty_database):
+    with pytest.raises(runner.MigrationError, match="'100%' has a per cent sign in its name: choose a name without"):
+        runner.migrate(empty_database.direct(), "100%")
+
+
 def test_post_runs_only_when_asked_for(empty_database):
     connection = empty_database.connect()
     both = (migration(), migration("9002_post_test", 'DROP TABLE :"schema".extra'))
