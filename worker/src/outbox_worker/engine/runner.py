@@ -128,16 +128,16 @@ class Runner:
             outcome = self._find_obstacle(before.step) or self._perform(before)
         if isinstance(outcome, outcomes.Fetched):
             self._found_fresh = outcome.batch.matched_count > 0
-        self._note_check(before.step, outcome)
+        if before.step is Step.CHECK_TARGET:
+            self._note_check(outcome)
         self._count(before, outcome)
         self.state = decide_next(before, outcome, time.monotonic(), self._policy, self._random.random())
         self.context.ownership.decided = self.state
         self._tell(before, outcome)
 
-    def _note_check(self, step: Step, outcome: outcomes.Outcome) -> None:
+    def _note_check(self, outcome: outcomes.Outcome) -> None:
         """Take no share of the partitions where the target cannot work, and one again where it can."""
-        checked = step is Step.CHECK_TARGET and isinstance(outcome, outcomes.TargetReady | outcomes.Failed)
-        if self._membership is not None and checked:
+        if self._membership is not None and isinstance(outcome, outcomes.TargetReady | outcomes.Failed):
             self._membership.is_able = isinstance(outcome, outcomes.TargetReady)
 
     def _find_obstacle(self, step: Step) -> outcomes.Throttled | None:
