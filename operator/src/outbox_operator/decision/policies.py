@@ -113,7 +113,7 @@ def _is_divided(facts: Facts) -> bool:
 
 def _describe_open(facts: Facts, conflict: Conflict) -> str:
     """Say what was changed and how a person decides."""
-    # With the namespace: in another one the same command would decide about a conflict that nobody looked at.
+    # With the namespace: in another one the same command would decide about a conflict that no person looked at.
     annotate = f"kubectl annotate -n {facts.observed.processor.namespace} obp {facts.observed.processor.name}"
     what = "further ahead than" if conflict.code == 2 else "older than"
     accept = (

@@ -456,7 +456,7 @@ def test_workers_are_reached_from_this_machine_only(trials):
 
 
 def test_without_its_guard_it_ends_and_leaves_nothing(trials):
-    """It waited for ever for processes that only the guard would have ended."""
+    """It waited without end for processes that only the guard would have ended."""
     trial = trials()
     trial.start()
     trial.wait_flowing()
