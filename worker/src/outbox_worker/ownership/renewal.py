@@ -43,7 +43,7 @@ class Renewal(Protocol):
         return False
 
     def end(self, connection: Connection) -> None:
-        """Give back what is renewed beside the leases; called by the loop's thread after the heartbeat stopped."""
+        """Give back what is renewed beside the leases: before the process ends, after its heartbeat stopped."""
         del connection
 
 
@@ -101,7 +101,7 @@ class MembershipRenewal(Renewal):
         if not any(ownership.claimed for ownership in self._ownerships):
             return False
         if not (held or self._membership.is_able):
-            self.end(connection)
+            partitions.end_membership(connection, self._key, self._membership.token)
             return False
         epochs = partitions.renew_membership(
             connection, self._key, claim_uid=self._claim_uid, pod=self._pod, token=self._membership.token,
