@@ -36,13 +36,10 @@ IDLE_TIMEOUT: Final = "30s"
 """Frozen between two statements, a run must not keep its locks, nor others from migrating."""
 DEADLINE_SECONDS: Final = 60.0
 
-FUNCTIONS_VERSION: Final = 11
+FUNCTIONS_VERSION: Final = 1
 """Rises with every change of a text in `functions/` (tests/migration compares the checksum)."""
 
 _FIRST: Final = "0001_pre_schema"
-_FORMER_FIRST: Final = frozenset({"0001_pre_tables", "0001_pre_baseline"})
-_FORMER_LAST: Final = "0006_pre_waiting_messages"
-"""A database that a former version made, and that recorded this one, has what the first migration makes."""
 
 _VARIABLE: Final = re.compile(r""":(?:"schema"|'schema')""")
 _INCLUDE: Final = re.compile(r"^\\ir \.\./functions/(\w+)\.sql$", re.MULTILINE)
@@ -126,7 +123,7 @@ def pending(applied: dict[str, str], phases: Iterable[Phase], migrations: Iterab
 
     Raises:
         ChecksumMismatchError: an applied migration differs from the shipped one.
-        MigrationError: the schema is older than what this version can upgrade.
+        MigrationError: a version before the first release made the schema.
 
     """
     wanted = set(phases)
@@ -135,7 +132,11 @@ def pending(applied: dict[str, str], phases: Iterable[Phase], migrations: Iterab
     for migration in migrations:
         checksum = applied.get(migration.name)
         if checksum is None:
-            _refuse_too_old(applied, migration)
+            if migration.name == _FIRST and applied:
+                raise MigrationError(
+                    f"this schema has migrations of a version before the first release ({min(applied)}), which no "
+                    "release upgrades: name another schema, or drop this one"
+                )
             is_superseded = migration.name.startswith(_FUNCTIONS) and migration.name < latest
             if migration.phase in wanted and not is_superseded:
                 missing.append(migration)
@@ -145,15 +146,6 @@ def pending(applied: dict[str, str], phases: Iterable[Phase], migrations: Iterab
                 "released migrations are never edited: use the release that made this schema, or compare the two"
             )
     return tuple(missing)
-
-
-def _refuse_too_old(applied: dict[str, str], migration: Migration) -> None:
-    if migration.name == _FIRST and _FORMER_FIRST & applied.keys() and _FORMER_LAST not in applied:
-        reached = max(name for name in applied if not name.startswith(_FUNCTIONS))
-        raise MigrationError(
-            f"this schema has the migrations of a former version up to {reached}, and this version upgrades from "
-            f"{_FORMER_LAST}: first run `outbox migrate` of a version that ships {_FORMER_LAST}, then this one"
-        )
 
 
 def migrate(
@@ -170,7 +162,7 @@ def migrate(
 
     Raises:
         ChecksumMismatchError: an applied migration differs from the shipped one.
-        MigrationError: the schema is older than what this version can upgrade.
+        MigrationError: a version before the first release made the schema, or its name has a per cent sign.
         MigrationBusyError: a lock was not to be had for a minute.
         psycopg.Error: the server refused a statement (no right to create, connection lost …).
 
@@ -214,10 +206,9 @@ def _apply(connection: psycopg.Connection[Any], schema: str, migration: Migratio
     applied = fetch_applied(connection, schema)
     if not pending(applied, (migration.phase,), (migration,)):
         return False
-    if migration.name != _FIRST or _FORMER_LAST not in applied:
-        # SQL functions call each other: their bodies are checked when they are called, not in the order of the files.
-        connection.execute("SET LOCAL check_function_bodies = off")
-        connection.execute(render(migration.text, schema))
+    # SQL functions call each other: their bodies are checked when they are called, not in the order of the files.
+    connection.execute("SET LOCAL check_function_bodies = off")
+    connection.execute(render(migration.text, schema))
     connection.execute(
         sql.SQL("INSERT INTO {} (name, checksum) VALUES (%s, %s)").format(sql.Identifier(schema, "applied_migrations")),
         (migration.name, migration.checksum),

@@ -109,7 +109,7 @@ Acquire(w) ==
   /\ UNCHANGED <<row, kept, conflict, ses, done, environment>>
 
 (* ensure_start: the row if there is one, else the start, under our epoch.  *)
-(* find_edit.sql: a row that is not its copy was edited by hand; whoever    *)
+(* find_tampering.sql: a row that is not its copy was edited by hand; whoever    *)
 (* was told so may not have come to record it.                              *)
 Load(w) ==
   /\ Is(w, {"load"})

@@ -104,7 +104,7 @@ Asked ==
   /\ asking' = NotAsking
   /\ UNCHANGED <<durable, asks, number, cp, lease, me, ghosts, acquires>>
 
-(* draw_snapshot_line.sql, by any process.                                  *)
+(* draw_snapshot_barrier.sql, by any process.                                  *)
 Draw ==
   /\ next # 0 /\ line = None /\ line' = over
   /\ UNCHANGED <<durable, over, asking, asked, asks, number, next, mark, cp, lease, me, ghosts, acquires>>

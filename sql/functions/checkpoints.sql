@@ -1,6 +1,6 @@
 -- Checkpoints: the contract of storing one, its shadow checkpoint by which a change by hand shows, and its confirmation.
 
-CREATE OR REPLACE FUNCTION :"schema".window_seal(p_lower pg_snapshot, p_upper pg_snapshot, p_position bigint)
+CREATE OR REPLACE FUNCTION :"schema".range_digest(p_lower pg_snapshot, p_upper pg_snapshot, p_position bigint)
 RETURNS uuid
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
@@ -9,40 +9,40 @@ SELECT md5(coalesce(p_lower::text, '') || '/' || coalesce(p_upper::text, '') || 
            || coalesce(p_position::text, ''))::uuid
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".keep_checkpoint(p_processor_id text, p_partition int) RETURNS void
+CREATE OR REPLACE FUNCTION :"schema".store_shadow_checkpoint(p_processor_id text, p_partition int) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- Writes the shadow checkpoint anew from the row: for functions of ours that have just written the row otherwise than by the
 -- contract's step 6, and where a user accepts what the row says. Partition null: all partitions.
 BEGIN
     UPDATE processor_checkpoints c
-    SET kept_transaction_id = c.last_processed_transaction_id, kept_position = c.last_processed_position,
-        kept_window = CASE c.cursor_kind
-                      WHEN 'Snapshot' THEN window_seal(c.lower_snapshot, c.upper_snapshot, c.window_position) END
+    SET shadow_transaction_id = c.last_processed_transaction_id, shadow_position = c.last_processed_position,
+        shadow_range = CASE c.cursor_kind
+                      WHEN 'Snapshot' THEN range_digest(c.lower_snapshot, c.upper_snapshot, c.range_position) END
     WHERE c.processor_id = p_processor_id AND c.partition = coalesce(p_partition, c.partition);
-    INSERT INTO kept_checkpoints (processor_id, partition)
+    INSERT INTO shadow_checkpoints (processor_id, partition)
     SELECT c.processor_id, c.partition FROM processor_checkpoints c
     WHERE c.processor_id = p_processor_id AND c.partition = coalesce(p_partition, c.partition)
     ON CONFLICT DO NOTHING;
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".find_edit(p_processor_id text, p_partition int)
-RETURNS TABLE (kept_transaction_id xid8, kept_position bigint, transaction_id xid8, "position" bigint)
+CREATE OR REPLACE FUNCTION :"schema".find_tampering(p_processor_id text, p_partition int)
+RETURNS TABLE (shadow_transaction_id xid8, shadow_position bigint, transaction_id xid8, "position" bigint)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- The tamper check: one row if the checkpoint was changed or deleted without our functions, with the pair that they had
 -- stored (null: the whole row was written by hand) and the one that is there (null: none). It finds mistakes, not forgery: the
 -- shadow is in the row, and a role that may write the row can write the shadow too. A first row inserted by hand passes.
 -- VOLATILE: it sees what was committed until it is called, also where the statement that calls it began before.
-SELECT c.kept_transaction_id, c.kept_position, c.last_processed_transaction_id, c.last_processed_position
-FROM kept_checkpoints k
+SELECT c.shadow_transaction_id, c.shadow_position, c.last_processed_transaction_id, c.last_processed_position
+FROM shadow_checkpoints k
 LEFT JOIN processor_checkpoints c ON c.processor_id = k.processor_id AND c.partition = k.partition
 WHERE k.processor_id = p_processor_id AND k.partition = p_partition
-  AND (c.kept_position IS NULL
-       OR (c.kept_transaction_id, c.kept_position) <> (c.last_processed_transaction_id, c.last_processed_position)
-       OR c.kept_window IS DISTINCT FROM CASE c.cursor_kind
-          WHEN 'Snapshot' THEN window_seal(c.lower_snapshot, c.upper_snapshot, c.window_position) END)
+  AND (c.shadow_position IS NULL
+       OR (c.shadow_transaction_id, c.shadow_position) <> (c.last_processed_transaction_id, c.last_processed_position)
+       OR c.shadow_range IS DISTINCT FROM CASE c.cursor_kind
+          WHEN 'Snapshot' THEN range_digest(c.lower_snapshot, c.upper_snapshot, c.range_position) END)
 $function$;
 
 CREATE OR REPLACE FUNCTION :"schema".store_processor_checkpoint(
@@ -73,7 +73,7 @@ BEGIN
     END IF;
     -- step 2
     IF p_epoch IS NULL AND p_owner_token IS NULL THEN
-        IF refuses_stranger(p_processor_id, p_partition) THEN
+        IF refuses_unowned_caller(p_processor_id, p_partition) THEN
             RETURN 4;
         END IF;
     ELSIF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
@@ -98,7 +98,7 @@ BEGIN
             DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
             RETURN 3;  -- step 5
         ELSIF FOUND THEN
-            PERFORM keep_checkpoint(p_processor_id, p_partition);
+            PERFORM store_shadow_checkpoint(p_processor_id, p_partition);
             RETURN 1;  -- step 4
         END IF;
     END LOOP;
@@ -110,13 +110,13 @@ BEGIN
         UPDATE processor_checkpoints c
         SET last_processed_transaction_id = p_new_transaction_id,
             last_processed_position = p_new_position,
-            kept_transaction_id = p_new_transaction_id,
-            kept_position = p_new_position,
+            shadow_transaction_id = p_new_transaction_id,
+            shadow_position = p_new_position,
             generation = c.generation + (random() < 0.01)::int,
             stored_at = clock_timestamp()
         WHERE c.ctid = v_stored.place;
-        IF v_stored.kept_position IS NULL THEN
-            PERFORM keep_checkpoint(p_processor_id, p_partition);
+        IF v_stored.shadow_position IS NULL THEN
+            PERFORM store_shadow_checkpoint(p_processor_id, p_partition);
         END IF;
         RETURN 1;  -- step 6
     ELSIF p_expected_position IS NULL
@@ -138,7 +138,7 @@ AS $function$
 DECLARE
     v_stored processor_checkpoints;
 BEGIN
-    IF refuses_stranger(p_processor_id, 0) THEN
+    IF refuses_unowned_caller(p_processor_id, 0) THEN
         RETURN 4;
     END IF;
     IF p_expected_position IS NOT NULL THEN
@@ -158,7 +158,7 @@ BEGIN
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".store_processor_window(
+CREATE OR REPLACE FUNCTION :"schema".store_processor_range(
     p_processor_id text, p_partition int,
     p_new_counter bigint, p_new_lower pg_snapshot, p_new_upper pg_snapshot, p_new_position bigint,
     p_expected_counter bigint, p_expected_lower pg_snapshot, p_expected_upper pg_snapshot, p_expected_position bigint,
@@ -171,7 +171,7 @@ AS $function$
 -- back. The row is locked before it is compared; it is found by its latest generation, as in store_processor_checkpoint.
 DECLARE
     v_stored record;
-    v_window text;
+    v_range text;
     v_new text := concat_ws('/', p_new_lower::text, p_new_upper::text, p_new_position);
     v_expected text := concat_ws('/', p_expected_lower::text, p_expected_upper::text, p_expected_position);
 BEGIN
@@ -182,18 +182,18 @@ BEGIN
        OR p_expected_counter IS NULL AND v_expected <> '' THEN
         RAISE EXCEPTION 'half a checkpoint: new % (%), expected % (%)', p_new_counter, v_new, p_expected_counter, v_expected
             USING ERRCODE = 'null_value_not_allowed',
-                  HINT = 'Name the counter; an upper snapshot goes with a position inside the window.';
+                  HINT = 'Name the counter; an upper snapshot goes with a position inside the range.';
     END IF;
     IF p_new_counter < 1 OR p_new_counter <= p_expected_counter
        OR p_expected_lower IS NOT NULL
           AND (p_new_lower IS NULL OR pg_snapshot_xmax(p_new_lower) < pg_snapshot_xmax(p_expected_lower)) THEN
         RAISE EXCEPTION 'a checkpoint never moves back: new % (%) is not after expected % (%)', p_new_counter, v_new,
             p_expected_counter, v_expected
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'rewind_processor_window() is the recorded way back.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'rewind_processor_range() is the recorded way back.';
     END IF;
     -- step 2
     IF p_epoch IS NULL AND p_owner_token IS NULL THEN
-        IF refuses_stranger(p_processor_id, p_partition) THEN
+        IF refuses_unowned_caller(p_processor_id, p_partition) THEN
             RETURN 4;
         END IF;
     ELSIF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
@@ -212,39 +212,39 @@ BEGIN
         -- Of two callers one inserts; an old snapshot that cannot see the other's row gets 40001 here.
         INSERT INTO processor_checkpoints
             (processor_id, partition, last_processed_transaction_id, last_processed_position, cursor_kind,
-             lower_snapshot, upper_snapshot, window_position)
+             lower_snapshot, upper_snapshot, range_position)
         VALUES (p_processor_id, p_partition, '0', p_new_counter, 'Snapshot', p_new_lower, p_new_upper, p_new_position)
         ON CONFLICT DO NOTHING;
         IF FOUND AND p_expected_counter IS NOT NULL THEN
             DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
             RETURN 3;  -- step 5
         ELSIF FOUND THEN
-            PERFORM keep_checkpoint(p_processor_id, p_partition);
+            PERFORM store_shadow_checkpoint(p_processor_id, p_partition);
             RETURN 1;  -- step 4
         END IF;
     END LOOP;
     IF v_stored.cursor_kind <> 'Snapshot' THEN
-        RAISE EXCEPTION 'the checkpoint of % is a pair, cursor %: a window means nothing to it', p_processor_id,
+        RAISE EXCEPTION 'the checkpoint of % is a pair, cursor %: a snapshot range means nothing to it', p_processor_id,
             v_stored.cursor_kind
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Use another processorId for the cursor Snapshot.';
     END IF;
-    v_window := concat_ws('/', v_stored.lower_snapshot::text, v_stored.upper_snapshot::text, v_stored.window_position);
+    v_range := concat_ws('/', v_stored.lower_snapshot::text, v_stored.upper_snapshot::text, v_stored.range_position);
     IF v_stored.last_processed_position = p_new_counter THEN
-        RETURN CASE WHEN v_window = v_new THEN 0 ELSE 2 END;  -- step 3
-    ELSIF v_stored.last_processed_position = p_expected_counter AND v_window = v_expected THEN
+        RETURN CASE WHEN v_range = v_new THEN 0 ELSE 2 END;  -- step 3
+    ELSIF v_stored.last_processed_position = p_expected_counter AND v_range = v_expected THEN
         UPDATE processor_checkpoints c
         SET last_processed_position = p_new_counter,
             lower_snapshot = p_new_lower,
             upper_snapshot = p_new_upper,
-            window_position = p_new_position,
-            kept_transaction_id = '0',
-            kept_position = p_new_counter,
-            kept_window = window_seal(p_new_lower, p_new_upper, p_new_position),
+            range_position = p_new_position,
+            shadow_transaction_id = '0',
+            shadow_position = p_new_counter,
+            shadow_range = range_digest(p_new_lower, p_new_upper, p_new_position),
             generation = c.generation + (random() < 0.01)::int,
             stored_at = clock_timestamp()
         WHERE c.ctid = v_stored.place;
-        IF v_stored.kept_position IS NULL THEN
-            PERFORM keep_checkpoint(p_processor_id, p_partition);
+        IF v_stored.shadow_position IS NULL THEN
+            PERFORM store_shadow_checkpoint(p_processor_id, p_partition);
         END IF;
         RETURN 1;  -- step 6
     ELSIF p_expected_counter IS NULL OR v_stored.last_processed_position >= p_expected_counter THEN
@@ -284,7 +284,7 @@ BEGIN
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".begin_windows(
+CREATE OR REPLACE FUNCTION :"schema".begin_ranges(
     p_processor_id text, p_lower pg_snapshot, p_upper pg_snapshot, p_position bigint,
     p_partition int, p_epoch bigint, p_owner_token uuid
 ) RETURNS boolean
@@ -297,13 +297,13 @@ BEGIN
     END IF;
     -- Only what begin_partitions has just written: no row of a table has transaction id 0, and no pair is 0:1.
     UPDATE processor_checkpoints c
-    SET cursor_kind = 'Snapshot', lower_snapshot = p_lower, upper_snapshot = p_upper, window_position = p_position
+    SET cursor_kind = 'Snapshot', lower_snapshot = p_lower, upper_snapshot = p_upper, range_position = p_position
     WHERE c.processor_id = p_processor_id AND c.cursor_kind = 'TransactionOrder'
       AND c.last_processed_transaction_id = '0' AND c.last_processed_position = 1;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    PERFORM keep_checkpoint(p_processor_id, NULL);
+    PERFORM store_shadow_checkpoint(p_processor_id, NULL);
     RETURN true;
 END
 $function$;

@@ -49,7 +49,7 @@ BEGIN
             v_open := claim_is_open_to(v_claim, p_cluster, p_namespace, p_name, p_uid, p_sweep_uids);
             IF NOT v_granted AND v_claim.processor_id IS NOT NULL AND (p_force OR v_open) THEN
                 IF NOT v_open THEN
-                    INSERT INTO recorded_acts (act, processor_id, reason, decided_by)
+                    INSERT INTO audit_log (action, processor_id, reason, decided_by)
                     VALUES ('TakeOver', p_processor_id,
                             format('claim of %s/%s/%s taken by force', v_claim.cluster, v_claim.namespace, v_claim.name),
                             format('%s/%s/%s', p_cluster, p_namespace, p_name));
@@ -62,8 +62,8 @@ BEGIN
             END IF;
             IF v_granted THEN
                 PERFORM end_leases(p_processor_id, p_uid);
-                IF to_regclass(quote_ident('strangers_' || md5(p_processor_id))) IS NULL THEN
-                    EXECUTE format('CREATE SEQUENCE IF NOT EXISTS %I', 'strangers_' || md5(p_processor_id));
+                IF to_regclass(quote_ident('unowned_calls_' || md5(p_processor_id))) IS NULL THEN
+                    EXECUTE format('CREATE SEQUENCE IF NOT EXISTS %I', 'unowned_calls_' || md5(p_processor_id));
                 END IF;
             END IF;
         EXCEPTION WHEN lock_not_available THEN
@@ -122,21 +122,21 @@ BEGIN
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".stranger_refusals(p_processor_id text) RETURNS bigint
+CREATE OR REPLACE FUNCTION :"schema".unowned_calls(p_processor_id text) RETURNS bigint
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- Refused calls of callers without an epoch. Approximate: a sequence may jump by up to 32 over a crash of the server.
-SELECT coalesce(pg_sequence_last_value(to_regclass(quote_ident('strangers_' || md5(p_processor_id)))), 0)
+SELECT coalesce(pg_sequence_last_value(to_regclass(quote_ident('unowned_calls_' || md5(p_processor_id)))), 0)
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".refuses_stranger(p_processor_id text, p_partition int) RETURNS boolean
+CREATE OR REPLACE FUNCTION :"schema".refuses_unowned_caller(p_processor_id text, p_partition int) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- May a caller without epoch not store? True while a claim exists or an owner lives. Refused callers are counted in a
 -- sequence, which their rollback does not undo. After a false answer no claim can be made until the caller's transaction ends.
 DECLARE
     v_held boolean;
-    v_sequence regclass := to_regclass(quote_ident('strangers_' || md5(p_processor_id)));
+    v_sequence regclass := to_regclass(quote_ident('unowned_calls_' || md5(p_processor_id)));
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
         v_held := EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id);
@@ -215,7 +215,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    INSERT INTO recorded_acts (act, processor_id, reason, decided_by)
+    INSERT INTO audit_log (action, processor_id, reason, decided_by)
     VALUES ('ForgetSource', p_processor_id, format('%s (it read %s)', p_reason, v_described), p_decided_by);
     RETURN 1;
 END

@@ -24,9 +24,9 @@ BEGIN
             RAISE EXCEPTION 'processor % has a checkpoint of another mode', p_processor_id
                 USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Use another processorId.';
         END IF;
-        INSERT INTO competing_frontiers
-            (id, processor_id, lane, lower_snapshot, upper_snapshot, after_transaction_id, after_position)
-        SELECT nextval('competing_frontier_ids'), p_processor_id, n, p_lower, pg_current_snapshot(), p_after_transaction_id, p_after_position
+        INSERT INTO competing_dispatch_positions
+            (id, processor_id, priority, lower_snapshot, upper_snapshot, after_transaction_id, after_position)
+        SELECT nextval('competing_dispatch_position_ids'), p_processor_id, n, p_lower, pg_current_snapshot(), p_after_transaction_id, p_after_position
         FROM generate_series(0, CASE WHEN p_queue IS NULL THEN 0 ELSE 9 END) AS n;
     END IF;
     SELECT p.queue INTO queue FROM competing_processors p WHERE p.processor_id = p_processor_id;
@@ -34,8 +34,8 @@ BEGIN
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".lock_frontier(p_processor_id text, p_claim_uid text) RETURNS TABLE (
-    lane smallint, id bigint, lower_snapshot pg_snapshot, upper_snapshot pg_snapshot,
+CREATE OR REPLACE FUNCTION :"schema".lock_dispatch_positions(p_processor_id text, p_claim_uid text) RETURNS TABLE (
+    priority smallint, id bigint, lower_snapshot pg_snapshot, upper_snapshot pg_snapshot,
     after_transaction_id xid8, after_position bigint, now_snapshot pg_snapshot
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
@@ -53,46 +53,46 @@ BEGIN
     END IF;
     -- A statement of its own: its snapshot is younger than the lock.
     RETURN QUERY
-        SELECT n.lane, f.id, f.lower_snapshot, f.upper_snapshot, f.after_transaction_id, f.after_position,
+        SELECT n.priority, f.id, f.lower_snapshot, f.upper_snapshot, f.after_transaction_id, f.after_position,
                pg_current_snapshot()
         FROM competing_processors p
-        CROSS JOIN LATERAL generate_series(0, CASE WHEN p.queue IS NULL THEN 0 ELSE 9 END) AS s (lane)
-        CROSS JOIN LATERAL (SELECT s.lane::smallint) AS n (lane)
+        CROSS JOIN LATERAL generate_series(0, CASE WHEN p.queue IS NULL THEN 0 ELSE 9 END) AS s (priority)
+        CROSS JOIN LATERAL (SELECT s.priority::smallint) AS n (priority)
         CROSS JOIN LATERAL (
-            SELECT l.* FROM competing_frontiers l
-            WHERE l.processor_id = p_processor_id AND l.lane = n.lane
+            SELECT l.* FROM competing_dispatch_positions l
+            WHERE l.processor_id = p_processor_id AND l.priority = n.priority
             ORDER BY l.id DESC LIMIT 1) AS f
         WHERE p.processor_id = p_processor_id;
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".cut_batch(
-    p_processor_id text, p_lane int, p_frontier bigint, p_lower pg_snapshot, p_upper pg_snapshot,
+CREATE OR REPLACE FUNCTION :"schema".claim_next(
+    p_processor_id text, p_priority int, p_dispatch_position bigint, p_lower pg_snapshot, p_upper pg_snapshot,
     p_after_transaction_id xid8, p_after_position bigint, p_upto_transaction_id xid8, p_upto_position bigint,
     p_whole boolean, p_messages int, p_keys text[], p_delayed :"schema".competing_copies[],
     p_owner text, p_pod text, p_lease interval
 ) RETURNS SETOF :"schema".competing_batches
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Hands out what was examined of a snapshot range, under the lock of lock_frontier(): the dispatch position moves on, and the batch
+-- Hands out what was examined of a snapshot range, under the lock of lock_dispatch_positions(): the dispatch position moves on, and the batch
 -- begins. Without messages only the dispatch position moves. p_whole: nothing is left of the range. p_delayed: what the batch leaves
 -- out, because its time has not come: it is copied, and handed out when it has.
 DECLARE
     v_queue text;
 BEGIN
     SELECT p.queue INTO v_queue FROM competing_processors p WHERE p.processor_id = p_processor_id FOR UPDATE;
-    IF p_frontier IS DISTINCT FROM (
-        SELECT f.id FROM competing_frontiers f
-        WHERE f.processor_id = p_processor_id AND f.lane = p_lane ORDER BY f.id DESC LIMIT 1) THEN
-        RAISE EXCEPTION 'the frontier of processor % has moved', p_processor_id USING ERRCODE = 'serialization_failure';
+    IF p_dispatch_position IS DISTINCT FROM (
+        SELECT f.id FROM competing_dispatch_positions f
+        WHERE f.processor_id = p_processor_id AND f.priority = p_priority ORDER BY f.id DESC LIMIT 1) THEN
+        RAISE EXCEPTION 'the dispatch position of processor % has moved', p_processor_id USING ERRCODE = 'serialization_failure';
     END IF;
     IF p_whole THEN
-        INSERT INTO competing_frontiers (id, processor_id, lane, lower_snapshot)
-        VALUES (nextval('competing_frontier_ids'), p_processor_id, p_lane, p_upper);
+        INSERT INTO competing_dispatch_positions (id, processor_id, priority, lower_snapshot)
+        VALUES (nextval('competing_dispatch_position_ids'), p_processor_id, p_priority, p_upper);
     ELSE
-        INSERT INTO competing_frontiers
-            (id, processor_id, lane, lower_snapshot, upper_snapshot, after_transaction_id, after_position)
-        VALUES (nextval('competing_frontier_ids'), p_processor_id, p_lane, p_lower, p_upper, p_upto_transaction_id, p_upto_position);
+        INSERT INTO competing_dispatch_positions
+            (id, processor_id, priority, lower_snapshot, upper_snapshot, after_transaction_id, after_position)
+        VALUES (nextval('competing_dispatch_position_ids'), p_processor_id, p_priority, p_lower, p_upper, p_upto_transaction_id, p_upto_position);
     END IF;
     IF p_keys IS NOT NULL AND v_queue IS NOT NULL THEN
         EXECUTE format('DELETE FROM %I WHERE unique_key = ANY ($1)', 'queue_' || v_queue || '_keys') USING p_keys;
@@ -105,9 +105,9 @@ BEGIN
     END IF;
     RETURN QUERY
         INSERT INTO competing_batches
-            (id, processor_id, lane, owner, pod, expires_at, lower_snapshot, upper_snapshot, after_transaction_id,
-             after_position, upto_transaction_id, upto_position, messages, aside)
-        SELECT nextval('competing_batch_ids'), p_processor_id, p_lane, p_owner, p_pod, clock_timestamp() + p_lease, p_lower, p_upper,
+            (id, processor_id, priority, owner, pod, expires_at, lower_snapshot, upper_snapshot, after_transaction_id,
+             after_position, upto_transaction_id, upto_position, messages, excluded)
+        SELECT nextval('competing_batch_ids'), p_processor_id, p_priority, p_owner, p_pod, clock_timestamp() + p_lease, p_lower, p_upper,
                p_after_transaction_id, p_after_position, p_upto_transaction_id, p_upto_position, p_messages,
                (SELECT array_agg(d.position) FROM unnest(p_delayed) AS d)
         WHERE p_messages > 0
@@ -139,9 +139,9 @@ BEGIN
         RETURN QUERY
             UPDATE competing_batches b
             SET owner = p_owner, pod = p_pod, attempt = b.attempt + 1, expires_at = clock_timestamp() + p_lease,
-                deaths = CASE WHEN b.owner IS NOT NULL AND b.piece = 1 THEN b.deaths + 1 ELSE b.deaths END,
-                piece = CASE WHEN b.owner IS NULL THEN b.piece
-                             ELSE greatest(1, coalesce(b.piece, b.messages) / 2) END
+                crash_count = CASE WHEN b.owner IS NOT NULL AND b.chunk = 1 THEN b.crash_count + 1 ELSE b.crash_count END,
+                chunk = CASE WHEN b.owner IS NULL THEN b.chunk
+                             ELSE greatest(1, coalesce(b.chunk, b.messages) / 2) END
             WHERE b.processor_id = p_processor_id AND b.id = v_batch.id
             RETURNING b.*;
         RETURN;
@@ -171,7 +171,7 @@ BEGIN
             RETURNING r.transaction_id AS t, r.position AS p, r.attempts AS a
         )
         INSERT INTO competing_batches
-            (id, processor_id, lane, owner, pod, expires_at, after_transaction_id, after_position,
+            (id, processor_id, priority, owner, pod, expires_at, after_transaction_id, after_position,
              upto_transaction_id, upto_position, messages, transaction_ids, positions, attempts, failed)
         SELECT nextval('competing_batch_ids'), p_processor_id, 0, p_owner, p_pod, clock_timestamp() + p_lease, '0', 0,
                (array_agg(t ORDER BY t DESC, p DESC))[1], (array_agg(p ORDER BY t DESC, p DESC))[1], count(*),
@@ -198,9 +198,9 @@ BEGIN
     RETURNING b.after_transaction_id AS t, b.after_position AS p, b.transaction_ids, b.positions INTO v_done;
     IF NOT FOUND THEN
         UPDATE competing_batches b
-        SET after_transaction_id = p_upto_transaction_id, after_position = p_upto_position, deaths = 0,
+        SET after_transaction_id = p_upto_transaction_id, after_position = p_upto_position, crash_count = 0,
             messages = greatest(0, b.messages - p_messages),
-            piece = CASE WHEN b.piece * 2 < b.messages - p_messages THEN b.piece * 2 END
+            chunk = CASE WHEN b.chunk * 2 < b.messages - p_messages THEN b.chunk * 2 END
         FROM competing_batches was
         WHERE was.processor_id = p_processor_id AND was.id = p_batch
           AND b.processor_id = p_processor_id AND b.id = p_batch AND b.owner = p_owner AND b.attempt = p_attempt
@@ -232,7 +232,7 @@ AS $function$
 -- complete_batch(): nothing was done.
 DECLARE
     v_queue text;
-    v_lane int;
+    v_priority int;
     v_copies competing_copies[];
 BEGIN
     -- complete_batch() deletes them with what was tried.
@@ -240,7 +240,7 @@ BEGIN
     FROM json_to_recordset(p_failed) AS f (t xid8, p bigint, action text)
     JOIN competing_copies c ON c.processor_id = p_processor_id AND c.transaction_id = f.t AND c.position = f.p
     WHERE f.action = 'Retry';
-    SELECT p.queue, b.lane INTO v_queue, v_lane FROM competing_batches b JOIN competing_processors p USING (processor_id)
+    SELECT p.queue, b.priority INTO v_queue, v_priority FROM competing_batches b JOIN competing_processors p USING (processor_id)
     WHERE b.processor_id = p_processor_id AND b.id = p_batch;
     IF NOT complete_batch(p_processor_id, p_batch, p_owner, p_attempt, p_upto_transaction_id, p_upto_position, p_messages) THEN
         RETURN false;
@@ -257,10 +257,10 @@ BEGIN
             (processor_id, key, transaction_id, position, message_id, message_type, publication_id, partition_key,
              data, metadata, scheduled, attempts, error_class, error, priority)
         SELECT p_processor_id, coalesce(f.key, f.id), f.t, f.p, f.id, f.type, f.publication, f.key, f.data, f.metadata, f.scheduled,
-               f.attempts, f.error_class, f.error, CASE WHEN v_queue IS NOT NULL THEN v_lane END
+               f.attempts, f.error_class, f.error, CASE WHEN v_queue IS NOT NULL THEN v_priority END
         FROM failed f WHERE f.action = 'DeadLetter' ORDER BY f.t, f.p
     ), passed_over AS (
-        INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
+        INSERT INTO audit_log (action, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
         SELECT 'Skip', p_processor_id, 0, f.t, f.p,
                skip_reason(f.id, f.type, coalesce(f.key, f.id), f.attempts, f.error_class, f.error),
                'delivery.whenExhausted'
@@ -279,7 +279,7 @@ BEGIN
                 t xid8, p bigint, action text, wait float8, attempts int, id text, type text, publication text, key text, data text,
                 metadata text, scheduled timestamptz, error_class text, error text)
             WHERE f.action = 'Retry' ORDER BY f.t, f.p$sql$, 'queue_' || v_queue)
-        USING p_failed, v_lane;
+        USING p_failed, v_priority;
     END IF;
     RETURN true;
 END

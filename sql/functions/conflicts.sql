@@ -27,7 +27,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- A worker whose store was rejected reports it, in a transaction of its own because the rejected one rolls back. The row says
 -- who holds the processor at this moment. A report opens no conflict if a successor is owner already: the successor's tamper
--- check (find_edit) saw whether the row was changed by hand, and a user may have decided by now. Nor does it after a
+-- check (find_tampering) saw whether the row was changed by hand, and a user may have decided by now. Nor does it after a
 -- rebalance, which ends every epoch.
 DECLARE
     v_id bigint;
@@ -91,8 +91,8 @@ BEGIN
            IS DISTINCT FROM (p_transaction_id, p_position) OR v_stored.processor_id IS NULL THEN
             RETURN 2;
         END IF;
-        PERFORM keep_checkpoint(v_conflict.processor_id, v_conflict.partition);
-        INSERT INTO recorded_acts (act, processor_id, partition, from_transaction_id, from_position, to_transaction_id,
+        PERFORM store_shadow_checkpoint(v_conflict.processor_id, v_conflict.partition);
+        INSERT INTO audit_log (action, processor_id, partition, from_transaction_id, from_position, to_transaction_id,
                                    to_position, reason, decided_by)
         VALUES ('Accept', v_conflict.processor_id, v_conflict.partition, v_conflict.expected_transaction_id,
                 v_conflict.expected_position, p_transaction_id, p_position,
@@ -168,9 +168,9 @@ BEGIN
         -- the row is gone, it is taken that all that is committed by now was examined.
         v_back := CASE WHEN v_stored.processor_id IS NULL AND p_position <= 0 THEN NULL
                        WHEN v_stored.processor_id IS NULL THEN pg_current_snapshot()
-                       WHEN p_position <= v_stored.window_position THEN v_stored.upper_snapshot
+                       WHEN p_position <= v_stored.range_position THEN v_stored.upper_snapshot
                        ELSE v_stored.lower_snapshot END;
-        RETURN rewind_processor_window(p_processor_id, p_partition, NULL, v_back,
+        RETURN rewind_processor_range(p_processor_id, p_partition, NULL, v_back,
                                        CASE WHEN v_back IS NOT NULL THEN greatest(p_position, -9223372036854775807) - 1 END,
                                        p_reason, p_decided_by);
     END IF;
@@ -181,8 +181,8 @@ BEGIN
     SET last_processed_transaction_id = excluded.last_processed_transaction_id,
         last_processed_position = excluded.last_processed_position,
         stored_at = excluded.stored_at;
-    PERFORM keep_checkpoint(p_processor_id, p_partition);
-    INSERT INTO recorded_acts (act, processor_id, partition, from_transaction_id, from_position, to_transaction_id,
+    PERFORM store_shadow_checkpoint(p_processor_id, p_partition);
+    INSERT INTO audit_log (action, processor_id, partition, from_transaction_id, from_position, to_transaction_id,
                                to_position, reason, decided_by)
     VALUES ('Rewind', p_processor_id, p_partition, v_stored.last_processed_transaction_id,
             v_stored.last_processed_position, p_transaction_id, p_position, p_reason, p_decided_by);
@@ -190,7 +190,7 @@ BEGIN
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".rewind_processor_window(
+CREATE OR REPLACE FUNCTION :"schema".rewind_processor_range(
     p_processor_id text, p_partition int, p_lower pg_snapshot, p_upper pg_snapshot, p_position bigint,
     p_reason text, p_decided_by text
 ) RETURNS int
@@ -203,7 +203,7 @@ DECLARE
     v_counter bigint;
 BEGIN
     IF (p_upper IS NULL) <> (p_position IS NULL) THEN
-        RAISE EXCEPTION 'half a window: an upper snapshot goes with a position inside it'
+        RAISE EXCEPTION 'half a snapshot range: an upper snapshot goes with a position inside it'
             USING ERRCODE = 'null_value_not_allowed';
     END IF;
     IF NOT may_move_checkpoint(p_processor_id, p_partition) THEN
@@ -222,23 +222,23 @@ BEGIN
     WHERE f.processor_id = p_processor_id AND f.partition = p_partition AND f.expected_transaction_id = '0';
     INSERT INTO processor_checkpoints
         (processor_id, partition, last_processed_transaction_id, last_processed_position, cursor_kind, lower_snapshot,
-         upper_snapshot, window_position)
+         upper_snapshot, range_position)
     VALUES (p_processor_id, p_partition, '0', v_counter, 'Snapshot', p_lower, p_upper, p_position)
     ON CONFLICT (processor_id, partition) DO UPDATE
     SET last_processed_position = excluded.last_processed_position,
         lower_snapshot = excluded.lower_snapshot,
         upper_snapshot = excluded.upper_snapshot,
-        window_position = excluded.window_position,
+        range_position = excluded.range_position,
         stored_at = excluded.stored_at;
-    PERFORM keep_checkpoint(p_processor_id, p_partition);
-    INSERT INTO recorded_acts (act, processor_id, partition, from_transaction_id, from_position, to_transaction_id,
+    PERFORM store_shadow_checkpoint(p_processor_id, p_partition);
+    INSERT INTO audit_log (action, processor_id, partition, from_transaction_id, from_position, to_transaction_id,
                                to_position, reason, decided_by)
     VALUES ('Rewind', p_processor_id, p_partition, v_stored.last_processed_transaction_id,
             v_stored.last_processed_position, '0', v_counter,
-            format('%s (window %s .. %s after %s, before it %s .. %s after %s)', p_reason,
+            format('%s (snapshot range %s .. %s after %s, before it %s .. %s after %s)', p_reason,
                    coalesce(p_lower::text, 'nothing'), coalesce(p_upper::text, '-'), coalesce(p_position::text, '-'),
                    coalesce(v_stored.lower_snapshot::text, 'nothing'), coalesce(v_stored.upper_snapshot::text, '-'),
-                   coalesce(v_stored.window_position::text, '-')),
+                   coalesce(v_stored.range_position::text, '-')),
             p_decided_by);
     RETURN 1;
 END

@@ -20,18 +20,18 @@ BEGIN
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".prune_acts() RETURNS trigger
+CREATE OR REPLACE FUNCTION :"schema".prune_audit_log() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- The audit log keeps its last 10,000 entries: users' decisions are few, a script may make many. Of each kind it keeps also the
 -- latest one of each partition: what comes after a rewind or a giving up is decided by it, however long ago it was. An entry
 -- that another transaction is deleting is left to it: a batch that skips a message must not make other processors wait.
 BEGIN
-    DELETE FROM recorded_acts a
+    DELETE FROM audit_log a
     WHERE a.id IN (
-        SELECT o.id FROM recorded_acts o
-        WHERE o.id <= (SELECT k.id FROM recorded_acts k ORDER BY k.id DESC OFFSET 10000 LIMIT 1)
-          AND o.id NOT IN (SELECT max(k.id) FROM recorded_acts k GROUP BY k.processor_id, k.partition, k.act)
+        SELECT o.id FROM audit_log o
+        WHERE o.id <= (SELECT k.id FROM audit_log k ORDER BY k.id DESC OFFSET 10000 LIMIT 1)
+          AND o.id NOT IN (SELECT max(k.id) FROM audit_log k GROUP BY k.processor_id, k.partition, k.action)
         FOR UPDATE SKIP LOCKED);
     RETURN NULL;
 END

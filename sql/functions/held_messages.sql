@@ -1,6 +1,6 @@
 -- Held messages and dead letters: held, tried again, given up, and decided by a user.
 
-CREATE OR REPLACE FUNCTION :"schema".lock_lane(p_processor_id text, p_partition int) RETURNS void
+CREATE OR REPLACE FUNCTION :"schema".lock_partition(p_processor_id text, p_partition int) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
 -- A caller that changes held messages or dead letters and is not the owner waits for the owner's open transaction and keeps
@@ -53,7 +53,7 @@ CREATE OR REPLACE FUNCTION :"schema".skip_reason(
 ) RETURNS text
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- What recorded_acts says of a message that is skipped because its attempts ran out.
+-- What audit_log says of a message that is skipped because its attempts ran out.
     SELECT format('message %s of type %s, key %s, after %s attempts: %s: %s', p_message_id, p_message_type, p_key,
                   p_attempts, p_error_class, p_error)
 $function$;
@@ -88,7 +88,7 @@ BEGIN
     JOIN jsonb_to_recordset(p_verdicts) AS v (t xid8, p bigint, action text, attempts int, class text, error text,
                                               blocks boolean) ON (v.t, v.p) = (r.transaction_id, r.position)
     WHERE v.action = 'DeadLetter' ORDER BY r.ordinality;
-    INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
+    INSERT INTO audit_log (action, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
     SELECT 'Skip', p_processor_id, p_partition, r.transaction_id, r.position,
            skip_reason(r.message_id, r.message_type, r.key, v.attempts, v.class, v.error),
            'delivery.whenExhausted'
@@ -135,7 +135,7 @@ CREATE OR REPLACE FUNCTION :"schema".take_due_messages(
 ) RETURNS TABLE (
     owned boolean, next_in double precision, blocking boolean, transaction_id xid8, "position" bigint, key text,
     message_id text, message_type text, publication_id text, partition_key text, data text, metadata text,
-    scheduled timestamptz, attempts int, deaths int
+    scheduled timestamptz, attempts int, crash_count int
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
@@ -183,23 +183,23 @@ BEGIN
         EXIT WHEN v_free <> '{}' OR v_heads = '{}';
     END LOOP;
     WITH heads AS MATERIALIZED (
-        SELECT h.place, h.key, h.key_hash, h.attempts, h.deaths, h.blocks, h.next_attempt_at FROM held_messages h
+        SELECT h.place, h.key, h.key_hash, h.attempts, h.crash_count, h.blocks, h.next_attempt_at FROM held_messages h
         WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.place = ANY (v_free)
     ), chosen AS (
-        SELECT h.place, false AS follows FROM heads h WHERE NOT EXISTS (SELECT 1 FROM heads s WHERE s.deaths > 0)
+        SELECT h.place, false AS follows FROM heads h WHERE NOT EXISTS (SELECT 1 FROM heads s WHERE s.crash_count > 0)
         UNION ALL
         SELECT f.place, true FROM heads h
         CROSS JOIN LATERAL (
             -- Up to the first that is not to be tried with others: none of its key overtakes it.
-            SELECT n.place, bool_and(n.behind AND n.deaths = 0) OVER (ORDER BY n.place) AS free
-            FROM (SELECT b.place, b.behind, b.deaths FROM held_messages b
+            SELECT n.place, bool_and(n.behind AND n.crash_count = 0) OVER (ORDER BY n.place) AS free
+            FROM (SELECT b.place, b.behind, b.crash_count FROM held_messages b
                   WHERE b.processor_id = p_processor_id AND b.partition = p_partition AND b.key_hash = h.key_hash
                     AND b.key = h.key AND b.blocks AND b.place > h.place
                   ORDER BY b.place LIMIT p_limit / greatest(1, cardinality(v_free))) AS n) AS f
-        WHERE f.free AND h.attempts = 0 AND h.blocks AND NOT EXISTS (SELECT 1 FROM heads s WHERE s.deaths > 0)
+        WHERE f.free AND h.attempts = 0 AND h.blocks AND NOT EXISTS (SELECT 1 FROM heads s WHERE s.crash_count > 0)
           AND NOT is_key_blocked(p_processor_id, p_partition, h.key, h.place)
         UNION ALL
-        (SELECT s.place, false FROM heads s WHERE s.deaths > 0 ORDER BY s.next_attempt_at, s.place LIMIT 1)
+        (SELECT s.place, false FROM heads s WHERE s.crash_count > 0 ORDER BY s.next_attempt_at, s.place LIMIT 1)
     )
     -- What is due comes first: else those behind one key could take all the room, and the other keys would wait for them.
     SELECT array_agg(c.place) INTO v_places FROM (SELECT place FROM chosen ORDER BY follows, place LIMIT p_limit) AS c;
@@ -214,7 +214,7 @@ BEGIN
         RETURN NEXT;
         RETURN;
     END IF;
-    INSERT INTO processor_suspicions AS s (processor_id, partition, held_transaction_ids, held_positions)
+    INSERT INTO processor_crashes AS s (processor_id, partition, held_transaction_ids, held_positions)
     SELECT p_processor_id, p_partition, array_agg(h.transaction_id ORDER BY h.place), array_agg(h.position ORDER BY h.place)
     FROM held_messages h
     WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.place = ANY (v_places)
@@ -223,7 +223,7 @@ BEGIN
     RETURN QUERY
         SELECT true, 0::double precision, true, h.transaction_id, h.position, h.key, h.message_id, h.message_type,
                h.publication_id, h.partition_key, CASE WHEN p_payload THEN h.data END,
-               CASE WHEN p_payload THEN h.metadata END, h.scheduled, h.attempts, h.deaths
+               CASE WHEN p_payload THEN h.metadata END, h.scheduled, h.attempts, h.crash_count
         FROM held_messages h
         WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.place = ANY (v_places)
         ORDER BY h.place;
@@ -255,7 +255,7 @@ BEGIN
         END IF;
     END LOOP;
     PERFORM advance_keys(p_processor_id, p_partition, v_keys);
-    UPDATE processor_suspicions s SET held_transaction_ids = '{}', held_positions = '{}'
+    UPDATE processor_crashes s SET held_transaction_ids = '{}', held_positions = '{}'
     WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
     RETURN cardinality(v_keys);
 END
@@ -278,7 +278,7 @@ BEGIN
     IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
         RETURN -1;
     END IF;
-    UPDATE processor_suspicions s SET held_transaction_ids = '{}', held_positions = '{}'
+    UPDATE processor_crashes s SET held_transaction_ids = '{}', held_positions = '{}'
     WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
     FOR v IN
         SELECT * FROM jsonb_to_recordset(p_verdicts) AS r (
@@ -306,7 +306,7 @@ BEGIN
                     v_gone.message_type, v_gone.publication_id, v_gone.partition_key, v_gone.data, v_gone.metadata,
                     v_gone.scheduled, v.attempts, v.class, v.error, v.blocks);
         ELSE
-            INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
+            INSERT INTO audit_log (action, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
             VALUES ('Skip', p_processor_id, p_partition, v.t, v.p,
                     skip_reason(v_gone.message_id, v_gone.message_type, v_gone.key, v.attempts, v.class, v.error),
                     'delivery.whenExhausted');
@@ -317,9 +317,9 @@ BEGIN
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".review_lane(
+CREATE OR REPLACE FUNCTION :"schema".review_partition(
     p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_generation bigint, p_forgive boolean
-) RETURNS TABLE (owned boolean, any_held boolean, blocking boolean, deaths int, kills int, suspects int)
+) RETURNS TABLE (owned boolean, any_held boolean, blocking boolean, crash_count int, crash_count_alone int, in_flight int)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- What a new owner must know: whether a message is held, and what was in flight when former owners died. Messages that
@@ -331,15 +331,15 @@ DECLARE
 BEGIN
     owned := holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token);
     IF owned THEN
-        UPDATE processor_suspicions s SET generation = p_generation
+        UPDATE processor_crashes s SET generation = p_generation
         WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.generation IS NULL;
-        UPDATE processor_suspicions s SET kills = 0, deaths = 0, suspects = 0, accused = '{}', accused_alone = '{}', generation = p_generation
+        UPDATE processor_crashes s SET crash_count_alone = 0, crash_count = 0, in_flight = 0, counted_tokens = '{}', counted_alone_tokens = '{}', generation = p_generation
         WHERE s.processor_id = p_processor_id AND s.partition = p_partition
           AND (s.generation <> p_generation OR p_forgive);
         v_forgiven := FOUND;
         IF v_forgiven THEN
-            UPDATE held_messages h SET deaths = 0
-            WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.deaths > 0;
+            UPDATE held_messages h SET crash_count = 0
+            WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.crash_count > 0;
         END IF;
         UPDATE held_messages h SET next_attempt_at = clock_timestamp(), attempts = 0
         WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.next_attempt_at = 'infinity'
@@ -357,11 +357,11 @@ BEGIN
     blocking := blocking OR EXISTS (SELECT 1 FROM dead_letters d
                                     WHERE d.processor_id = p_processor_id AND d.partition = p_partition AND d.blocks);
     -- What happened before the checkpoint was last stored is over.
-    SELECT CASE WHEN s.checkpoint_at = c.stored_at THEN s.deaths ELSE 0 END,
-           CASE WHEN s.killed_at > c.stored_at THEN s.kills ELSE 0 END,
-           CASE WHEN s.checkpoint_at = c.stored_at THEN s.suspects ELSE 0 END
-    INTO deaths, kills, suspects
-    FROM processor_suspicions s
+    SELECT CASE WHEN s.checkpoint_at = c.stored_at THEN s.crash_count ELSE 0 END,
+           CASE WHEN s.crashed_alone_at > c.stored_at THEN s.crash_count_alone ELSE 0 END,
+           CASE WHEN s.checkpoint_at = c.stored_at THEN s.in_flight ELSE 0 END
+    INTO crash_count, crash_count_alone, in_flight
+    FROM processor_crashes s
     JOIN processor_checkpoints c ON c.processor_id = s.processor_id AND c.partition = s.partition
     WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
     RETURN NEXT;
@@ -379,7 +379,7 @@ DECLARE
     v_count int;
     v_keys text[];
 BEGIN
-    PERFORM lock_lane(p_processor_id, p_partition);
+    PERFORM lock_partition(p_processor_id, p_partition);
     IF EXISTS (SELECT 1 FROM competing_processors p WHERE p.processor_id = p_processor_id) THEN
         v_count := redrive_competing(p_processor_id, p_ids);
     ELSE
@@ -401,13 +401,13 @@ BEGIN
             FROM once b ORDER BY b.place
             -- Read again after a rewind, it waits where it was read again.
             ON CONFLICT (processor_id, partition, transaction_id, position) DO UPDATE
-            SET attempts = 0, deaths = 0, next_attempt_at = clock_timestamp()
+            SET attempts = 0, crash_count = 0, next_attempt_at = clock_timestamp()
         )
         SELECT count(*), array_agg(b.key) INTO v_count, v_keys FROM back b;
         PERFORM advance_keys(p_processor_id, p_partition, v_keys);
     END IF;
     IF v_count > 0 THEN
-        INSERT INTO recorded_acts (act, processor_id, partition, reason, decided_by)
+        INSERT INTO audit_log (action, processor_id, partition, reason, decided_by)
         VALUES ('Redrive', p_processor_id, p_partition, format('%s dead letters: %s', v_count, p_reason), p_decided_by);
     END IF;
     RETURN v_count;
@@ -423,13 +423,13 @@ AS $function$
 DECLARE
     v_keys text[];
 BEGIN
-    PERFORM lock_lane(p_processor_id, p_partition);
+    PERFORM lock_partition(p_processor_id, p_partition);
     WITH gone AS (
         DELETE FROM dead_letters d
         WHERE d.processor_id = p_processor_id AND d.partition = p_partition AND d.id = ANY (p_ids)
         RETURNING d.*
-    ), acts AS (
-        INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
+    ), entries AS (
+        INSERT INTO audit_log (action, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
         SELECT 'DropDeadLetter', g.processor_id, g.partition, g.transaction_id, g.position,
                format('message %s of type %s, key %s: %s', g.message_id, g.message_type, g.key, p_reason), p_decided_by
         FROM gone g ORDER BY g.id
@@ -454,15 +454,15 @@ AS $function$
 DECLARE
     v_keys text[];
 BEGIN
-    PERFORM lock_lane(p_processor_id, p_partition);
+    PERFORM lock_partition(p_processor_id, p_partition);
     IF p_drop THEN
         WITH gone AS (
             DELETE FROM held_messages h
             WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.place = ANY (p_places)
               AND NOT h.behind AND h.next_attempt_at = 'infinity'
             RETURNING h.*
-        ), acts AS (
-            INSERT INTO recorded_acts (act, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
+        ), entries AS (
+            INSERT INTO audit_log (action, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
             SELECT 'DropHeldMessage', g.processor_id, g.partition, g.transaction_id, g.position,
                    format('message %s of type %s, key %s: %s', g.message_id, g.message_type, g.key, p_reason),
                    p_decided_by
@@ -472,14 +472,14 @@ BEGIN
         PERFORM advance_keys(p_processor_id, p_partition, v_keys);
     ELSE
         WITH again AS (
-            UPDATE held_messages h SET next_attempt_at = clock_timestamp(), attempts = 0, deaths = 0
+            UPDATE held_messages h SET next_attempt_at = clock_timestamp(), attempts = 0, crash_count = 0
             WHERE h.processor_id = p_processor_id AND h.partition = p_partition AND h.place = ANY (p_places)
               AND NOT h.behind AND h.next_attempt_at = 'infinity'
             RETURNING h.key
         )
         SELECT array_agg(a.key) INTO v_keys FROM again a;
         IF v_keys IS NOT NULL THEN
-            INSERT INTO recorded_acts (act, processor_id, partition, reason, decided_by)
+            INSERT INTO audit_log (action, processor_id, partition, reason, decided_by)
             VALUES ('Redrive', p_processor_id, p_partition,
                     format('%s held messages: %s', cardinality(v_keys), p_reason), p_decided_by);
         END IF;

@@ -35,7 +35,7 @@ BEGIN
         RETURN false;
     END IF;
     UPDATE database_identity SET timeline_id = v_now;
-    INSERT INTO recorded_acts (act, processor_id, reason, decided_by)
+    INSERT INTO audit_log (action, processor_id, reason, decided_by)
     VALUES ('AdoptTimeline', p_processor_id, format('timeline %s -> %s', v_before, v_now),
             format('resource %s/%s/%s', p_cluster, p_namespace, p_name));
     RETURN true;
@@ -76,7 +76,7 @@ BEGIN
     FROM pg_control_system() AS s, pg_database AS d
     WHERE d.datname = current_database()
     RETURNING i.database_uuid INTO v_uuid;
-    INSERT INTO recorded_acts (act, reason, decided_by)
+    INSERT INTO audit_log (action, reason, decided_by)
     VALUES ('ConfirmIdentity', p_action, coalesce(p_decided_by, session_user));
     RETURN v_uuid;
 END

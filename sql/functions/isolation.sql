@@ -2,8 +2,8 @@
 
 CREATE OR REPLACE FUNCTION :"schema".search_batch(
     p_name text, p_prepare text, p_transaction_ids xid8[], p_positions bigint[], p_keys int[], p_waiting int[], p_at int,
-    p_suspect int, p_block int, p_most int, p_seconds double precision,
-    OUT at int, OUT suspect int, OUT block int, OUT kept int, OUT failed int[], OUT states text[], OUT messages text[],
+    p_failing_before int, p_block int, p_most int, p_seconds double precision,
+    OUT at int, OUT failing_before int, OUT block int, OUT kept int, OUT failed int[], OUT states text[], OUT messages text[],
     OUT hints text[], OUT committing boolean[]
 )
 LANGUAGE plpgsql
@@ -19,7 +19,7 @@ AS $function$
 -- p_name, p_prepare: the statement, as PREPARE name (xid8[], bigint[]): it is run over the messages with these pairs. With the name
 -- outbox_near also, where the transaction ids are null, over all messages between the two positions.
 -- p_keys: of all messages a number that stands for the key, where later ones of a key wait behind one that failed (p_waiting: those that wait already); else null.
--- p_at: so many messages were tried. p_suspect: among those up to this number one fails; null: not known. p_block: most messages at
+-- p_at: so many messages were tried. p_failing_before: among those up to this number one fails; null: not known. p_block: most messages at
 -- once. It ends after p_most parts that got through; or p_seconds, when a message was tried. The answer continues the arguments, and
 -- names each message that failed, by its number from 1, and its error; committing: a constraint that waits for the commit.
 -- What is no message's fault (a lost connection, a deadlock, no disk, a timeout, a prepared statement that is out of date) is raised.
@@ -40,11 +40,11 @@ DECLARE
     v_hint text;
     v_index oid := CASE WHEN p_name = 'outbox_near' THEN to_regclass(format('%I.messages_pkey', :'schema')) END;
     v_read bigint;
-    v_last boolean := false;  -- the one that fails is probably the last up to `suspect`
+    v_last boolean := false;  -- the one that fails is probably the last up to `failing_before`
     v_trusted boolean := true;
 BEGIN
     at := p_at;
-    suspect := p_suspect;
+    failing_before := p_failing_before;
     block := p_block;
     kept := 0;
     failed := '{}';
@@ -61,8 +61,8 @@ BEGIN
         EXECUTE p_prepare;
     END IF;
     WHILE at < v_count AND kept < p_most AND (at = p_at OR clock_timestamp() < v_until) LOOP
-        v_size := CASE WHEN suspect IS NULL THEN least(block, v_count - at)
-                       ELSE greatest(1, CASE WHEN v_last THEN suspect - at - 1 ELSE (suspect - at) / 2 END) END;
+        v_size := CASE WHEN failing_before IS NULL THEN least(block, v_count - at)
+                       ELSE greatest(1, CASE WHEN v_last THEN failing_before - at - 1 ELSE (failing_before - at) / 2 END) END;
         v_all := v_waiting = '{}';
         IF NOT v_all THEN
             v_all := NOT EXISTS (SELECT 1 FROM unnest(v_waiting) AS n WHERE n BETWEEN at + 1 AND at + v_size);
@@ -105,29 +105,29 @@ BEGIN
         END IF;
         IF v_through THEN
             at := at + v_size;
-            IF suspect IS NULL AND v_size = block THEN
+            IF failing_before IS NULL AND v_size = block THEN
                 v_row := (v_row + 1) % 2;
                 IF v_row = 0 THEN
                     block := block * 2;
                 END IF;
-            ELSIF at >= suspect THEN
-                suspect := NULL;
+            ELSIF at >= failing_before THEN
+                failing_before := NULL;
                 v_trusted := v_trusted AND NOT v_last;
                 v_last := false;
             END IF;
             CONTINUE;
         END IF;
-        IF suspect IS NULL THEN
+        IF failing_before IS NULL THEN
             v_failed_size := v_size;
         END IF;
         IF v_size > 1 THEN
             v_trusted := v_trusted AND NOT v_last;
             v_last := v_trusted AND coalesce(v_read BETWEEN 1 AND v_size - 1, false);
-            suspect := at + CASE WHEN v_last THEN v_read ELSE v_size END;
+            failing_before := at + CASE WHEN v_last THEN v_read ELSE v_size END;
             CONTINUE;
         END IF;
         at := at + 1;
-        suspect := NULL;
+        failing_before := NULL;
         v_last := false;
         v_row := 0;
         block := greatest(1, coalesce(v_failed_size, block) / 2);

@@ -71,51 +71,51 @@ BEGIN
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".begin_suspect(
+CREATE OR REPLACE FUNCTION :"schema".begin_in_flight(
     p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_transaction_id xid8, p_position bigint,
-    p_generation bigint, p_suspects int
+    p_generation bigint, p_in_flight int
 ) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- Two owners died at this checkpoint: write down how many messages are in flight now, before they are tried; the last one is
 -- the one named. -1: not the owner. Else the crash count of this very message, which was tried alone.
 DECLARE
-    v_kills int;
+    v_alone int;
 BEGIN
     IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
         RETURN -1;
     END IF;
-    INSERT INTO processor_suspicions AS s
-        (processor_id, partition, transaction_id, position, begun_at, generation, suspects)
-    VALUES (p_processor_id, p_partition, p_transaction_id, p_position, clock_timestamp(), p_generation, p_suspects)
+    INSERT INTO processor_crashes AS s
+        (processor_id, partition, transaction_id, position, begun_at, generation, in_flight)
+    VALUES (p_processor_id, p_partition, p_transaction_id, p_position, clock_timestamp(), p_generation, p_in_flight)
     ON CONFLICT (processor_id, partition) DO UPDATE
     SET transaction_id = p_transaction_id, position = p_position, begun_at = clock_timestamp(),
-        generation = p_generation, suspects = p_suspects,
-        kills = CASE WHEN (s.transaction_id, s.position) = (p_transaction_id, p_position) THEN s.kills ELSE 0 END,
-        accused_alone = CASE WHEN (s.transaction_id, s.position) = (p_transaction_id, p_position) THEN s.accused_alone
+        generation = p_generation, in_flight = p_in_flight,
+        crash_count_alone = CASE WHEN (s.transaction_id, s.position) = (p_transaction_id, p_position) THEN s.crash_count_alone ELSE 0 END,
+        counted_alone_tokens = CASE WHEN (s.transaction_id, s.position) = (p_transaction_id, p_position) THEN s.counted_alone_tokens
                              ELSE '{}' END
-    RETURNING s.kills INTO v_kills;
-    RETURN v_kills;
+    RETURNING s.crash_count_alone INTO v_alone;
+    RETURN v_alone;
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".end_suspect(
+CREATE OR REPLACE FUNCTION :"schema".end_in_flight(
     p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid
 ) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- What begin_suspect or take_due_messages wrote down was tried, and the process lives: a later crash of it is not counted
+-- What begin_in_flight or take_due_messages wrote down was tried, and the process lives: a later crash of it is not counted
 -- for these messages.
-UPDATE processor_suspicions s SET begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}'
+UPDATE processor_crashes s SET begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}'
 WHERE s.processor_id = p_processor_id AND s.partition = p_partition
   AND holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token)
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".count_death(p_processor_id text, p_partition int, p_token uuid) RETURNS void
+CREATE OR REPLACE FUNCTION :"schema".count_crash(p_processor_id text, p_partition int, p_token uuid) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- Called with a new epoch, once: the former owner gave the lease back (p_token null), or it lapsed and its process is gone,
--- frozen, or cut off; if it comes again, its crash is not counted any more (acquit_survivor).
+-- frozen, or cut off; if it comes again, its crash is not counted any more (uncount_crash).
 -- Crashes count while the checkpoint stays where it is; those of a message only where it was tried alone, or was held. A
 -- process that died while messages were in flight leaves them written down for its successor.
 DECLARE
@@ -123,39 +123,39 @@ DECLARE
     v_alone uuid[];
 BEGIN
     IF p_token IS NULL THEN
-        UPDATE processor_suspicions s SET begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}'
+        UPDATE processor_crashes s SET begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}'
         WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
         RETURN;
     END IF;
     SELECT c.stored_at INTO v_at FROM processor_checkpoints c
     WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
-    UPDATE held_messages h SET deaths = h.deaths + 1
-    FROM processor_suspicions s, unnest(s.held_transaction_ids, s.held_positions) AS w (transaction_id, position)
+    UPDATE held_messages h SET crash_count = h.crash_count + 1
+    FROM processor_crashes s, unnest(s.held_transaction_ids, s.held_positions) AS w (transaction_id, position)
     WHERE s.processor_id = p_processor_id AND s.partition = p_partition
       AND h.processor_id = p_processor_id AND h.partition = p_partition
       AND h.transaction_id = w.transaction_id AND h.position = w.position;
     -- What was tried alone and not stored since.
-    SELECT ARRAY[p_token] INTO v_alone FROM processor_suspicions s
+    SELECT ARRAY[p_token] INTO v_alone FROM processor_crashes s
     WHERE s.processor_id = p_processor_id AND s.partition = p_partition
-      AND s.suspects = 1 AND s.begun_at > coalesce(v_at, '-infinity');
-    INSERT INTO processor_suspicions AS s (processor_id, partition, deaths, checkpoint_at, accused)
+      AND s.in_flight = 1 AND s.begun_at > coalesce(v_at, '-infinity');
+    INSERT INTO processor_crashes AS s (processor_id, partition, crash_count, checkpoint_at, counted_tokens)
     VALUES (p_processor_id, p_partition, 1, v_at, ARRAY[p_token])
     ON CONFLICT (processor_id, partition) DO UPDATE
-    SET deaths = CASE WHEN s.checkpoint_at = v_at THEN s.deaths + 1 ELSE 1 END,
+    SET crash_count = CASE WHEN s.checkpoint_at = v_at THEN s.crash_count + 1 ELSE 1 END,
         checkpoint_at = v_at,
-        accused = CASE WHEN s.checkpoint_at = v_at THEN s.accused || p_token ELSE ARRAY[p_token] END,
-        suspects = CASE WHEN s.begun_at > coalesce(v_at, '-infinity') THEN s.suspects ELSE 0 END,
-        kills = s.kills + coalesce(cardinality(v_alone), 0),
-        accused_alone = s.accused_alone || v_alone,
-        killed_at = CASE WHEN v_alone IS NULL THEN s.killed_at ELSE clock_timestamp() END,
-        died_token = CASE WHEN s.held_positions = '{}' THEN s.died_token ELSE p_token END,
-        died_transaction_ids = CASE WHEN s.held_positions = '{}' THEN s.died_transaction_ids ELSE s.held_transaction_ids END,
-        died_positions = CASE WHEN s.held_positions = '{}' THEN s.died_positions ELSE s.held_positions END,
+        counted_tokens = CASE WHEN s.checkpoint_at = v_at THEN s.counted_tokens || p_token ELSE ARRAY[p_token] END,
+        in_flight = CASE WHEN s.begun_at > coalesce(v_at, '-infinity') THEN s.in_flight ELSE 0 END,
+        crash_count_alone = s.crash_count_alone + coalesce(cardinality(v_alone), 0),
+        counted_alone_tokens = s.counted_alone_tokens || v_alone,
+        crashed_alone_at = CASE WHEN v_alone IS NULL THEN s.crashed_alone_at ELSE clock_timestamp() END,
+        crashed_token = CASE WHEN s.held_positions = '{}' THEN s.crashed_token ELSE p_token END,
+        crashed_transaction_ids = CASE WHEN s.held_positions = '{}' THEN s.crashed_transaction_ids ELSE s.held_transaction_ids END,
+        crashed_positions = CASE WHEN s.held_positions = '{}' THEN s.crashed_positions ELSE s.held_positions END,
         begun_at = NULL, held_transaction_ids = '{}', held_positions = '{}';
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".acquit_survivor(p_processor_id text, p_partition int, p_token uuid) RETURNS void
+CREATE OR REPLACE FUNCTION :"schema".uncount_crash(p_processor_id text, p_partition int, p_token uuid) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- A process that was counted as crashed and calls again was frozen, cut off, or waiting: no message killed it. Of a held
@@ -164,25 +164,25 @@ AS $function$
 BEGIN
     PERFORM 1 FROM processor_leases l
     WHERE l.processor_id = p_processor_id AND l.partition = p_partition
-      AND EXISTS (SELECT 1 FROM processor_suspicions s WHERE s.processor_id = p_processor_id AND s.partition = p_partition
-                  AND (p_token = ANY (s.accused) OR s.died_token = p_token))
+      AND EXISTS (SELECT 1 FROM processor_crashes s WHERE s.processor_id = p_processor_id AND s.partition = p_partition
+                  AND (p_token = ANY (s.counted_tokens) OR s.crashed_token = p_token))
     FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    UPDATE held_messages h SET deaths = greatest(h.deaths - 1, 0)
-    FROM processor_suspicions s, unnest(s.died_transaction_ids, s.died_positions) AS w (transaction_id, position)
-    WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.died_token = p_token
+    UPDATE held_messages h SET crash_count = greatest(h.crash_count - 1, 0)
+    FROM processor_crashes s, unnest(s.crashed_transaction_ids, s.crashed_positions) AS w (transaction_id, position)
+    WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND s.crashed_token = p_token
       AND h.processor_id = p_processor_id AND h.partition = p_partition
       AND h.transaction_id = w.transaction_id AND h.position = w.position;
-    UPDATE processor_suspicions s
-    SET died_token = nullif(s.died_token, p_token),
-        died_transaction_ids = CASE WHEN s.died_token = p_token THEN '{}' ELSE s.died_transaction_ids END,
-        died_positions = CASE WHEN s.died_token = p_token THEN '{}' ELSE s.died_positions END,
-        deaths = greatest(s.deaths - 1, 0), accused = array_remove(s.accused, p_token),
-        kills = greatest(s.kills - (p_token = ANY (s.accused_alone))::int, 0),
-        accused_alone = array_remove(s.accused_alone, p_token)
-    WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND (p_token = ANY (s.accused) OR s.died_token = p_token);
+    UPDATE processor_crashes s
+    SET crashed_token = nullif(s.crashed_token, p_token),
+        crashed_transaction_ids = CASE WHEN s.crashed_token = p_token THEN '{}' ELSE s.crashed_transaction_ids END,
+        crashed_positions = CASE WHEN s.crashed_token = p_token THEN '{}' ELSE s.crashed_positions END,
+        crash_count = greatest(s.crash_count - 1, 0), counted_tokens = array_remove(s.counted_tokens, p_token),
+        crash_count_alone = greatest(s.crash_count_alone - (p_token = ANY (s.counted_alone_tokens))::int, 0),
+        counted_alone_tokens = array_remove(s.counted_alone_tokens, p_token)
+    WHERE s.processor_id = p_processor_id AND s.partition = p_partition AND (p_token = ANY (s.counted_tokens) OR s.crashed_token = p_token);
 END
 $function$;
 
@@ -235,14 +235,14 @@ BEGIN
             -- The locks were waited for: meanwhile the lease was taken, the claim given away, or a conflict recorded.
             v_refused := refuses_lease(p_processor_id, p_partition, p_claim_uid, p_token);
             IF NOT v_refused THEN
-                PERFORM acquit_survivor(p_processor_id, p_partition, p_token);
+                PERFORM uncount_crash(p_processor_id, p_partition, p_token);
                 UPDATE processor_leases l
                 SET epoch = l.epoch + 1, token = p_token, pod = p_pod, claim_uid = p_claim_uid,
                     acquired_at = clock_timestamp(), renewed_at = clock_timestamp(),
                     expires_at = clock_timestamp() + p_lease
                 WHERE l.processor_id = p_processor_id AND l.partition = p_partition;
                 IF v_lease.token IS DISTINCT FROM p_token AND v_lease.epoch > 0 THEN
-                    PERFORM count_death(p_processor_id, p_partition, v_lease.token);
+                    PERFORM count_crash(p_processor_id, p_partition, v_lease.token);
                 END IF;
             END IF;
         EXCEPTION WHEN lock_not_available THEN
@@ -250,7 +250,7 @@ BEGIN
         END;
     END IF;
     IF v_refused THEN
-        PERFORM acquit_survivor(p_processor_id, p_partition, p_token);
+        PERFORM uncount_crash(p_processor_id, p_partition, p_token);
     END IF;
     RETURN QUERY
         SELECT NOT v_refused, l.epoch, l.pod, l.expires_at FROM (VALUES (1)) AS always
@@ -287,8 +287,8 @@ BEGIN
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".say_word(
-    p_processor_id text, p_claim_uid text, p_pod text, p_token uuid, p_words jsonb, p_lease interval,
+CREATE OR REPLACE FUNCTION :"schema".store_process_status(
+    p_processor_id text, p_claim_uid text, p_pod text, p_token uuid, p_statuses jsonb, p_lease interval,
     p_ended boolean DEFAULT false
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
@@ -296,22 +296,22 @@ AS $function$
 -- What a process says of itself, for a user who asks the database: with its heartbeat, and when it ends. Only what a process
 -- of the claim's resource says is stored. It replaces what ended or silent processes said. Null: nothing to say.
 BEGIN
-    IF p_words IS NULL OR p_words = '[]' THEN
+    IF p_statuses IS NULL OR p_statuses = '[]' THEN
         RETURN false;
     END IF;
-    INSERT INTO processor_words AS w (processor_id, token, pod, words, heard_until, ended)
-    SELECT p_processor_id, p_token, p_pod, p_words, clock_timestamp() + p_lease, p_ended
+    INSERT INTO process_statuses AS w (processor_id, token, pod, statuses, expires_at, ended)
+    SELECT p_processor_id, p_token, p_pod, p_statuses, clock_timestamp() + p_lease, p_ended
     WHERE EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid)
     ON CONFLICT (processor_id, token) DO UPDATE
-    SET pod = p_pod, words = p_words, said_at = clock_timestamp(), heard_until = clock_timestamp() + p_lease,
+    SET pod = p_pod, statuses = p_statuses, stored_at = clock_timestamp(), expires_at = clock_timestamp() + p_lease,
         ended = p_ended;
     IF NOT FOUND OR p_ended THEN
         RETURN FOUND;
     END IF;
-    DELETE FROM processor_words w
-    USING (SELECT g.token FROM processor_words g
+    DELETE FROM process_statuses w
+    USING (SELECT g.token FROM process_statuses g
            WHERE g.processor_id = p_processor_id AND g.token <> p_token
-             AND (g.ended OR g.heard_until < clock_timestamp())
+             AND (g.ended OR g.expires_at < clock_timestamp())
            FOR UPDATE SKIP LOCKED) AS gone
     WHERE w.processor_id = p_processor_id AND w.token = gone.token;
     RETURN true;

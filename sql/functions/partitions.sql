@@ -7,7 +7,7 @@ AS $function$
 -- slots s with s % N = p. Indexes are built on it: it can never change.
 --
 -- The cost tells the planner that a call takes longer than to read a page at random (4000 * cpu_operator_cost is 10,
--- random_page_cost is 4). So it reads a partition by the index of slots, whatever statistics there are: by any other index it
+-- random_page_cost is 4). So it reads a partition by the index of slots, with any statistics: by any other index it
 -- must call this for each row.
     SELECT pg_catalog.get_byte(pg_catalog.sha256(pg_catalog.convert_to(p_key, 'UTF8')), 0) OPERATOR(pg_catalog.&) 63
 $function$;
@@ -36,7 +36,7 @@ BEGIN
                 (processor_id, partition, last_processed_transaction_id, last_processed_position)
             SELECT p_processor_id, n, p_transaction_id, p_position FROM generate_series(0, p_count - 1) AS n
             ON CONFLICT DO NOTHING;
-            PERFORM keep_checkpoint(p_processor_id, NULL);
+            PERFORM store_shadow_checkpoint(p_processor_id, NULL);
         END IF;
     END IF;
     SELECT d.partition_count, d.key INTO partition_count, key
@@ -101,11 +101,11 @@ AS $function$
 --
 -- Cursor Snapshot has no such order. This transaction's id is the barrier's mark: a reader that does not see the wish has a
 -- snapshot range that does not see the mark. The barrier is a snapshot that does, drawn once this is committed:
--- draw_snapshot_line.
+-- draw_snapshot_barrier.
 #variable_conflict use_column
 DECLARE
     v_now processor_partitions;
-    v_windows boolean;
+    v_snapshot boolean;
 BEGIN
     SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id;
     IF v_now.key = p_key AND p_count BETWEEN 1 AND 64
@@ -115,20 +115,20 @@ BEGIN
         IF FOUND THEN
             SELECT d.* INTO v_now FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;
             IF v_now.asked_uid IS DISTINCT FROM p_claim_uid OR p_generation > v_now.asked_generation THEN
-                v_windows := EXISTS (SELECT 1 FROM processor_checkpoints c
+                v_snapshot := EXISTS (SELECT 1 FROM processor_checkpoints c
                                      WHERE c.processor_id = p_processor_id AND c.cursor_kind = 'Snapshot');
                 UPDATE processor_partitions d
                 SET asked_uid = p_claim_uid, asked_generation = p_generation, asked_by = p_asked_by,
                     next_count = p_count,
                     asked_at = coalesce(d.asked_at, clock_timestamp()),
-                    line_mark = CASE WHEN v_windows THEN coalesce(d.line_mark, pg_current_xact_id()) END,
-                    line_transaction_id = CASE WHEN NOT v_windows THEN
-                        coalesce(d.line_transaction_id, (pg_current_xact_id()::text::numeric - 1)::text::xid8) END,
-                    line_position = CASE WHEN NOT v_windows THEN 9223372036854775807 END
+                    barrier_mark = CASE WHEN v_snapshot THEN coalesce(d.barrier_mark, pg_current_xact_id()) END,
+                    barrier_transaction_id = CASE WHEN NOT v_snapshot THEN
+                        coalesce(d.barrier_transaction_id, (pg_current_xact_id()::text::numeric - 1)::text::xid8) END,
+                    barrier_position = CASE WHEN NOT v_snapshot THEN 9223372036854775807 END
                 WHERE d.processor_id = p_processor_id;
                 UPDATE processor_partitions d
-                SET next_count = NULL, asked_at = NULL, line_transaction_id = NULL, line_position = NULL,
-                    line_mark = NULL, line_snapshot = NULL
+                SET next_count = NULL, asked_at = NULL, barrier_transaction_id = NULL, barrier_position = NULL,
+                    barrier_mark = NULL, barrier_snapshot = NULL
                 WHERE d.processor_id = p_processor_id AND d.next_count = d.partition_count;
             END IF;
         END IF;
@@ -139,7 +139,7 @@ BEGIN
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".draw_snapshot_line(p_processor_id text, p_claim_uid text) RETURNS pg_snapshot
+CREATE OR REPLACE FUNCTION :"schema".draw_snapshot_barrier(p_processor_id text, p_claim_uid text) RETURNS pg_snapshot
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
 -- Cursor Snapshot: draw the barrier of a rebalance that was asked for, once; any process of the resource may call it, as
@@ -154,16 +154,16 @@ BEGIN
     END IF;
     PERFORM 1 FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;
     -- A statement of its own: a snapshot taken before the lock might not see the mark that the row has by now.
-    UPDATE processor_partitions d SET line_snapshot = pg_current_snapshot()
-    WHERE d.processor_id = p_processor_id AND d.line_snapshot IS NULL
-      AND d.line_mark <> pg_current_xact_id() AND pg_visible_in_snapshot(d.line_mark, pg_current_snapshot());
-    RETURN (SELECT d.line_snapshot FROM processor_partitions d WHERE d.processor_id = p_processor_id);
+    UPDATE processor_partitions d SET barrier_snapshot = pg_current_snapshot()
+    WHERE d.processor_id = p_processor_id AND d.barrier_snapshot IS NULL
+      AND d.barrier_mark <> pg_current_xact_id() AND pg_visible_in_snapshot(d.barrier_mark, pg_current_snapshot());
+    RETURN (SELECT d.barrier_snapshot FROM processor_partitions d WHERE d.processor_id = p_processor_id);
 EXCEPTION WHEN lock_not_available THEN
     RETURN NULL;
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".partitions_are_at_line(p_processor_id text) RETURNS boolean
+CREATE OR REPLACE FUNCTION :"schema".partitions_are_at_barrier(p_processor_id text) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- May the number of partitions change now? Every partition's checkpoint is at the barrier, no conflict waits for a user,
@@ -172,10 +172,10 @@ SELECT d.next_count IS NOT NULL
     AND d.partition_count = (
         SELECT count(*) FROM processor_checkpoints c
         WHERE c.processor_id = d.processor_id AND c.partition BETWEEN 0 AND d.partition_count - 1
-          AND CASE WHEN d.line_mark IS NULL
+          AND CASE WHEN d.barrier_mark IS NULL
                    THEN (c.last_processed_transaction_id, c.last_processed_position)
-                        = (d.line_transaction_id, d.line_position)
-                   ELSE c.lower_snapshot::text = d.line_snapshot::text AND c.upper_snapshot IS NULL END)
+                        = (d.barrier_transaction_id, d.barrier_position)
+                   ELSE c.lower_snapshot::text = d.barrier_snapshot::text AND c.upper_snapshot IS NULL END)
     AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
                     WHERE f.processor_id = d.processor_id AND f.partition BETWEEN 0 AND d.partition_count - 1
                       AND f.needs_person AND f.resolved_at IS NULL)
@@ -186,7 +186,7 @@ FROM processor_partitions d
 WHERE d.processor_id = p_processor_id
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".is_beyond_line(p_processor_id text) RETURNS boolean
+CREATE OR REPLACE FUNCTION :"schema".is_beyond_barrier(p_processor_id text) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- Is a checkpoint beyond the barrier, and no decision about it open? Only a user can put it there. A snapshot range is beyond
@@ -197,11 +197,11 @@ SELECT EXISTS (
     JOIN processor_checkpoints c ON c.processor_id = d.processor_id AND c.partition < d.partition_count
     CROSS JOIN LATERAL (SELECT coalesce(c.upper_snapshot, c.lower_snapshot) AS snapshot) AS w
     WHERE d.processor_id = p_processor_id
-      AND CASE WHEN d.line_mark IS NULL
-          THEN (c.last_processed_transaction_id, c.last_processed_position) > (d.line_transaction_id, d.line_position)
+      AND CASE WHEN d.barrier_mark IS NULL
+          THEN (c.last_processed_transaction_id, c.last_processed_position) > (d.barrier_transaction_id, d.barrier_position)
                AND c.last_processed_transaction_id < pg_snapshot_xmax(pg_current_snapshot())
-          ELSE pg_visible_in_snapshot(d.line_mark, w.snapshot)
-               AND w.snapshot::text IS DISTINCT FROM d.line_snapshot::text
+          ELSE pg_visible_in_snapshot(d.barrier_mark, w.snapshot)
+               AND w.snapshot::text IS DISTINCT FROM d.barrier_snapshot::text
                AND pg_snapshot_xmax(w.snapshot) <= pg_snapshot_xmax(pg_current_snapshot()) END
       AND NOT EXISTS (SELECT 1 FROM processor_conflicts f
                       WHERE f.processor_id = c.processor_id AND f.partition = c.partition
@@ -223,18 +223,18 @@ BEGIN
        OR NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid) THEN
         RETURN false;
     END IF;
-    IF is_beyond_line(p_processor_id) THEN
+    IF is_beyond_barrier(p_processor_id) THEN
         -- A user put a checkpoint beyond the barrier: it is drawn again where no worker has read yet, and all go on to it.
         UPDATE processor_partitions d
-        SET line_transaction_id = CASE WHEN d.line_mark IS NULL
+        SET barrier_transaction_id = CASE WHEN d.barrier_mark IS NULL
                                        THEN (pg_current_xact_id()::text::numeric - 1)::text::xid8 END,
-            line_mark = CASE WHEN d.line_mark IS NOT NULL THEN pg_current_xact_id() END,
-            line_snapshot = NULL
+            barrier_mark = CASE WHEN d.barrier_mark IS NOT NULL THEN pg_current_xact_id() END,
+            barrier_snapshot = NULL
         WHERE d.processor_id = p_processor_id
-          AND coalesce(d.line_transaction_id, d.line_mark) = coalesce(v_was.line_transaction_id, v_was.line_mark);
+          AND coalesce(d.barrier_transaction_id, d.barrier_mark) = coalesce(v_was.barrier_transaction_id, v_was.barrier_mark);
         RETURN false;
     END IF;
-    IF NOT coalesce(partitions_are_at_line(p_processor_id), false) THEN
+    IF NOT coalesce(partitions_are_at_barrier(p_processor_id), false) THEN
         RETURN false;
     END IF;
     -- Locks in the order of claim_processor. A lease row that is locked has no owner who is storing.
@@ -245,7 +245,7 @@ BEGIN
     SELECT d.* INTO v_was FROM processor_partitions d WHERE d.processor_id = p_processor_id FOR UPDATE;
     PERFORM 1 FROM processor_leases l WHERE l.processor_id = p_processor_id ORDER BY l.partition FOR UPDATE;
     PERFORM 1 FROM processor_checkpoints c WHERE c.processor_id = p_processor_id ORDER BY c.partition FOR UPDATE;
-    IF NOT coalesce(partitions_are_at_line(p_processor_id), false) THEN
+    IF NOT coalesce(partitions_are_at_barrier(p_processor_id), false) THEN
         RETURN false;
     END IF;
     -- Rows of leases stay, also those of partitions that are no more: epochs go on rising, now too, so that a former owner
@@ -259,10 +259,10 @@ BEGIN
     -- A user may have stored a row for a partition that is not there.
     DELETE FROM processor_checkpoints c
     WHERE c.processor_id = p_processor_id AND c.partition NOT BETWEEN 0 AND v_was.partition_count - 1;
-    IF v_was.line_mark IS NULL THEN
+    IF v_was.barrier_mark IS NULL THEN
         INSERT INTO processor_checkpoints
             (processor_id, partition, last_processed_transaction_id, last_processed_position)
-        SELECT p_processor_id, n, v_was.line_transaction_id, v_was.line_position
+        SELECT p_processor_id, n, v_was.barrier_transaction_id, v_was.barrier_position
         FROM generate_series(v_was.partition_count, v_was.next_count - 1) AS n;
     ELSE
         -- One counter for all, above every former one: so a partition's counter never falls, even if it is gone for a time.
@@ -272,36 +272,36 @@ BEGIN
         WHERE c.processor_id = p_processor_id;
         INSERT INTO processor_checkpoints (processor_id, partition, last_processed_transaction_id,
                                            last_processed_position, cursor_kind, lower_snapshot)
-        SELECT p_processor_id, n, '0', v_counter, 'Snapshot', v_was.line_snapshot
+        SELECT p_processor_id, n, '0', v_counter, 'Snapshot', v_was.barrier_snapshot
         FROM generate_series(v_was.partition_count, v_was.next_count - 1) AS n;
     END IF;
     DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition >= v_was.next_count;
-    DELETE FROM kept_checkpoints k
+    DELETE FROM shadow_checkpoints k
     WHERE k.processor_id = p_processor_id AND k.partition NOT BETWEEN 0 AND v_was.next_count - 1;
-    PERFORM keep_checkpoint(p_processor_id, NULL);
+    PERFORM store_shadow_checkpoint(p_processor_id, NULL);
     -- What waits for its time goes where its key goes now: all of a key to one partition, in its order.
     UPDATE held_messages m SET partition = hash_slot(coalesce(m.key, m.message_id)) % v_was.next_count
     WHERE m.processor_id = p_processor_id;
     UPDATE dead_letters m SET partition = hash_slot(coalesce(m.key, m.message_id)) % v_was.next_count
     WHERE m.processor_id = p_processor_id;
     -- The crash counts are those of partitions that are no more.
-    DELETE FROM processor_suspicions s WHERE s.processor_id = p_processor_id;
+    DELETE FROM processor_crashes s WHERE s.processor_id = p_processor_id;
     UPDATE processor_partitions d
     SET partition_count = v_was.next_count, begun_at = clock_timestamp(), next_count = NULL, asked_at = NULL,
-        line_transaction_id = NULL, line_position = NULL, line_mark = NULL, line_snapshot = NULL
+        barrier_transaction_id = NULL, barrier_position = NULL, barrier_mark = NULL, barrier_snapshot = NULL
     WHERE d.processor_id = p_processor_id;
-    INSERT INTO recorded_acts (act, processor_id, to_transaction_id, to_position, reason, decided_by)
-    VALUES ('ChangePartitions', p_processor_id, coalesce(v_was.line_transaction_id, '0'),
-            coalesce(v_was.line_position, v_counter),
+    INSERT INTO audit_log (action, processor_id, to_transaction_id, to_position, reason, decided_by)
+    VALUES ('ChangePartitions', p_processor_id, coalesce(v_was.barrier_transaction_id, '0'),
+            coalesce(v_was.barrier_position, v_counter),
             format('%s partitions became %s', v_was.partition_count, v_was.next_count)
-                || coalesce(format(' (after the snapshot %s)', v_was.line_snapshot), ''), v_was.asked_by);
+                || coalesce(format(' (after the snapshot %s)', v_was.barrier_snapshot), ''), v_was.asked_by);
     RETURN true;
 EXCEPTION WHEN lock_not_available THEN
     RETURN false;  -- an owner is committing, or frozen: the next call
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".has_just_divided(
+CREATE OR REPLACE FUNCTION :"schema".has_just_partitioned(
     p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid
 ) RETURNS boolean
 LANGUAGE sql SECURITY DEFINER SET search_path = :"schema", pg_temp
@@ -321,7 +321,7 @@ AS $function$
 -- Each partition starts at a pair of its own: only in the transaction that partitioned the processor (begin_partitions), and
 -- never before the pair that all of them were given there.
 BEGIN
-    IF NOT has_just_divided(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
+    IF NOT has_just_partitioned(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
         RETURN false;
     END IF;
     UPDATE processor_checkpoints c
@@ -329,27 +329,27 @@ BEGIN
     FROM unnest(p_partitions, p_transaction_ids, p_positions) AS n (partition, transaction_id, "position")
     WHERE c.processor_id = p_processor_id AND c.partition = n.partition
       AND (n.transaction_id, n."position") > (c.last_processed_transaction_id, c.last_processed_position);
-    PERFORM keep_checkpoint(p_processor_id, NULL);
+    PERFORM store_shadow_checkpoint(p_processor_id, NULL);
     RETURN true;
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".spread_windows(
+CREATE OR REPLACE FUNCTION :"schema".spread_ranges(
     p_processor_id text, p_partitions int[], p_lowers pg_snapshot[], p_uppers pg_snapshot[], p_positions bigint[],
     p_partition int, p_epoch bigint, p_owner_token uuid
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- As spread_start, for the cursor Snapshot: after begin_windows, in the transaction that partitioned the processor.
+-- As spread_start, for the cursor Snapshot: after begin_ranges, in the transaction that partitioned the processor.
 BEGIN
-    IF NOT has_just_divided(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
+    IF NOT has_just_partitioned(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
         RETURN false;
     END IF;
     UPDATE processor_checkpoints c
-    SET lower_snapshot = n.lower_snapshot, upper_snapshot = n.upper_snapshot, window_position = n."position"
+    SET lower_snapshot = n.lower_snapshot, upper_snapshot = n.upper_snapshot, range_position = n."position"
     FROM unnest(p_partitions, p_lowers, p_uppers, p_positions) AS n (partition, lower_snapshot, upper_snapshot, "position")
     WHERE c.processor_id = p_processor_id AND c.partition = n.partition AND c.cursor_kind = 'Snapshot';
-    PERFORM keep_checkpoint(p_processor_id, NULL);
+    PERFORM store_shadow_checkpoint(p_processor_id, NULL);
     RETURN true;
 END
 $function$;

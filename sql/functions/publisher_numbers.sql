@@ -1,5 +1,5 @@
 -- Numbers by which a broker drops messages that it has already. One number must never be given to two messages: the second
--- would be dropped, and confirmed. So whatever is not certain begins numbers of a new name, which at worst repeats messages.
+-- would be dropped, and confirmed. So what is not certain begins numbers of a new name, which at worst repeats messages.
 
 CREATE OR REPLACE FUNCTION :"schema".open_publisher_numbers(
     p_processor_id text, p_partition int, p_mapping text, p_epoch bigint, p_owner_token uuid

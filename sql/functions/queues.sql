@@ -110,32 +110,32 @@ BEGIN
         -- What is stored of it from now on comes behind every dispatch position that there is now: one statement, so that now is the
         -- same for all.
         EXECUTE format($sql$
-            SELECT coalesce(array_agg(l.lane) FILTER (WHERE l.upper_snapshot IS NULL AND head.position IS NULL), '{}'),
+            SELECT coalesce(array_agg(l.priority) FILTER (WHERE l.upper_snapshot IS NULL AND head.position IS NULL), '{}'),
                    max(pg_snapshot_xmin(coalesce(l.upper_snapshot, l.lower_snapshot))::text::bigint)
             FROM (
-                SELECT DISTINCT ON (f.lane) f.* FROM competing_frontiers f
-                WHERE f.processor_id = $1 ORDER BY f.lane, f.id DESC) AS l
+                SELECT DISTINCT ON (f.priority) f.* FROM competing_dispatch_positions f
+                WHERE f.processor_id = $1 ORDER BY f.priority, f.id DESC) AS l
             LEFT JOIN LATERAL (
                 (SELECT o.position FROM %1$I o
                  WHERE (CASE WHEN o.deliver_after IS NULL THEN (o.position >> 40) & 3 ELSE -1 END) = ANY ('{0,1,2,3}')
-                   AND o.priority = l.lane AND o.transaction_id >= pg_snapshot_xmax(l.lower_snapshot)
+                   AND o.priority = l.priority AND o.transaction_id >= pg_snapshot_xmax(l.lower_snapshot)
                  ORDER BY o.transaction_id, o.position LIMIT 1)
                 UNION ALL
                 (SELECT late.position FROM pg_snapshot_xip(l.lower_snapshot) AS x (id) CROSS JOIN LATERAL (
                      SELECT o.position FROM %1$I o
                      WHERE (CASE WHEN o.deliver_after IS NULL THEN (o.position >> 40) & 3 ELSE -1 END) = ANY ('{0,1,2,3}')
-                       AND o.priority = l.lane AND o.transaction_id = x.id
+                       AND o.priority = l.priority AND o.transaction_id = x.id
                      ORDER BY o.position LIMIT 1) AS late LIMIT 1)
             ) AS head ON true$sql$, 'queue_' || v_queue)
         INTO v_idle, v_seen USING p_processor_id;
     END IF;
-    WITH lanes AS (
-        SELECT DISTINCT ON (f.lane) f.* FROM competing_frontiers f
-        WHERE f.processor_id = p_processor_id AND f.lane <> ALL (v_idle) ORDER BY f.lane, f.id DESC
+    WITH priorities AS (
+        SELECT DISTINCT ON (f.priority) f.* FROM competing_dispatch_positions f
+        WHERE f.processor_id = p_processor_id AND f.priority <> ALL (v_idle) ORDER BY f.priority, f.id DESC
     ), bounds AS (
-        SELECT coalesce(l.upper_snapshot, l.lower_snapshot) AS seen, NULL::xid8 AS t, NULL::bigint AS p FROM lanes l
+        SELECT coalesce(l.upper_snapshot, l.lower_snapshot) AS seen, NULL::xid8 AS t, NULL::bigint AS p FROM priorities l
         UNION ALL
-        SELECT l.lower_snapshot, l.after_transaction_id, l.after_position FROM lanes l WHERE l.upper_snapshot IS NOT NULL
+        SELECT l.lower_snapshot, l.after_transaction_id, l.after_position FROM priorities l WHERE l.upper_snapshot IS NOT NULL
         UNION ALL
         SELECT b.lower_snapshot, b.after_transaction_id, b.after_position
         FROM competing_batches b WHERE b.processor_id = p_processor_id AND b.positions IS NULL

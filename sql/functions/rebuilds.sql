@@ -44,7 +44,7 @@ DECLARE
     v_x numeric := p_other.last_processed_transaction_id::text::numeric;
     v_lower pg_snapshot := p_other.lower_snapshot;
     v_upper pg_snapshot := p_other.upper_snapshot;
-    v_position bigint := p_other.window_position;
+    v_position bigint := p_other.range_position;
 BEGIN
     IF p_one.cursor_kind <> 'Snapshot' AND p_other.cursor_kind <> 'Snapshot' THEN
         RETURN (p_one.last_processed_transaction_id, p_one.last_processed_position)
@@ -59,32 +59,32 @@ BEGIN
         v_position := p_other.last_processed_position;
     END IF;
     RETURN covers_snapshot(p_one.lower_snapshot, coalesce(v_upper, v_lower))
-        OR coalesce(p_one.window_position >= v_position, false)
+        OR coalesce(p_one.range_position >= v_position, false)
            AND covers_snapshot(p_one.lower_snapshot, v_lower) AND covers_snapshot(p_one.upper_snapshot, v_upper);
 END
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".standing_of(p_processor_id text, p_but_partition int DEFAULT NULL) RETURNS text
+CREATE OR REPLACE FUNCTION :"schema".coverage_of(p_processor_id text, p_but_partition int DEFAULT NULL) RETURNS text
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- The coverage of a processor as a text that differs if any of its checkpoints does: so a caller sees that none was stored
 -- meanwhile.
 SELECT string_agg(concat_ws(' ', c.partition, c.last_processed_transaction_id, c.last_processed_position,
                             coalesce(c.lower_snapshot::text, '-'), coalesce(c.upper_snapshot::text, '-'),
-                            coalesce(c.window_position::text, '-')), ', ' ORDER BY c.partition)
+                            coalesce(c.range_position::text, '-')), ', ' ORDER BY c.partition)
 FROM processor_checkpoints c
 WHERE c.processor_id = p_processor_id AND c.partition IS DISTINCT FROM p_but_partition
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".advance_lanes(
-    p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_standing text, p_partitions int[],
+CREATE OR REPLACE FUNCTION :"schema".advance_partitions(
+    p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_coverage text, p_partitions int[],
     p_transaction_ids xid8[], p_counters bigint[], p_lowers pg_snapshot[], p_uppers pg_snapshot[], p_positions bigint[]
 ) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
 -- The owner of one partition has handled, in this transaction, the catch-up plans of other partitions (a swap): their
--- checkpoints go there, and their leases end, so that their owners read anew. p_standing: the others' coverage when that
--- was begun (standing_of without the caller's own). False: one of them stored something since, or the caller is no owner.
+-- checkpoints go there, and their leases end, so that their owners read anew. p_coverage: the others' coverage when that
+-- was begun (coverage_of without the caller's own). False: one of them stored something since, or the caller is no owner.
 BEGIN
     IF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) OR p_partition = ANY (p_partitions) THEN
         RETURN false;
@@ -96,31 +96,31 @@ BEGIN
     WHERE l.processor_id = p_processor_id AND l.partition = ANY (p_partitions) ORDER BY l.partition FOR UPDATE;
     PERFORM 1 FROM processor_checkpoints c
     WHERE c.processor_id = p_processor_id AND c.partition <> p_partition ORDER BY c.partition FOR UPDATE;
-    IF standing_of(p_processor_id, p_partition) IS DISTINCT FROM p_standing THEN
+    IF coverage_of(p_processor_id, p_partition) IS DISTINCT FROM p_coverage THEN
         RETURN false;
     END IF;
     UPDATE processor_leases l SET token = NULL, pod = NULL, claim_uid = NULL, expires_at = 'epoch'
     WHERE l.processor_id = p_processor_id AND l.partition = ANY (p_partitions);
     UPDATE processor_checkpoints c
     SET last_processed_transaction_id = n.transaction_id, last_processed_position = n.counter,
-        lower_snapshot = n.lower_snapshot, upper_snapshot = n.upper_snapshot, window_position = n."position",
+        lower_snapshot = n.lower_snapshot, upper_snapshot = n.upper_snapshot, range_position = n."position",
         stored_at = clock_timestamp()
     FROM unnest(p_partitions, p_transaction_ids, p_counters, p_lowers, p_uppers, p_positions)
         AS n (partition, transaction_id, counter, lower_snapshot, upper_snapshot, "position")
     WHERE c.processor_id = p_processor_id AND c.partition = n.partition;
-    PERFORM keep_checkpoint(p_processor_id, n.partition) FROM unnest(p_partitions) AS n (partition);
+    PERFORM store_shadow_checkpoint(p_processor_id, n.partition) FROM unnest(p_partitions) AS n (partition);
     RETURN true;
 END
 $function$;
 
 CREATE OR REPLACE FUNCTION :"schema".supersede_processor(
     p_processor_id text, p_by text, p_partition int, p_epoch bigint, p_owner_token uuid,
-    p_standing text, p_decided_by text
+    p_coverage text, p_decided_by text
 ) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET lock_timeout = '2s'
 AS $function$
 -- The last statement of a swap: from its commit on `p_processor_id` can never store again, and `p_by` goes on in its
--- place. p_standing: the coverage of the former when the caller looked (standing_of).
+-- place. p_coverage: the coverage of the former when the caller looked (coverage_of).
 -- 1 done; 0 was done before, by the same; 2 the former stored something since; 3 it has no checkpoint, hands out batches,
 -- or reads another source; 4 the caller is not the live owner of `p_by`, or a checkpoint of `p_by` has not examined what
 -- the former has; 5 another one replaced it, or `p_by` replaced another one.
@@ -162,7 +162,7 @@ BEGIN
        OR (SELECT s.source FROM processor_sources s WHERE s.processor_id = p_processor_id)
        IS DISTINCT FROM (SELECT s.source FROM processor_sources s WHERE s.processor_id = p_by) THEN
         RETURN 3;
-    ELSIF standing_of(p_processor_id) IS DISTINCT FROM p_standing THEN
+    ELSIF coverage_of(p_processor_id) IS DISTINCT FROM p_coverage THEN
         RETURN 2;
     END IF;
     SELECT c.* INTO v_new FROM processor_checkpoints c WHERE c.processor_id = p_by AND c.partition = p_partition;
@@ -180,7 +180,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 5;  -- what it replaced before would be let go
     END IF;
-    INSERT INTO recorded_acts (act, processor_id, from_transaction_id, from_position, to_transaction_id, to_position,
+    INSERT INTO audit_log (action, processor_id, from_transaction_id, from_position, to_transaction_id, to_position,
                                reason, decided_by)
     VALUES ('Swap', p_processor_id, v_transaction_id, v_position, v_new.last_processed_transaction_id,
             v_new.last_processed_position, format('superseded by %s', p_by), p_decided_by);

@@ -92,9 +92,9 @@ BEGIN
             NULL;
         END;
     END LOOP;
-    SELECT (s.last_value >> 9) & 3 INTO v_current FROM competing_frontier_ids s;
+    SELECT (s.last_value >> 9) & 3 INTO v_current FROM competing_dispatch_position_ids s;
     FOR n IN 0..3 LOOP
-        v_child := 'competing_frontiers_' || n;
+        v_child := 'competing_dispatch_positions_' || n;
         CONTINUE WHEN n = v_current OR pg_relation_size(v_child::regclass) = 0 OR is_kept_for_snapshot(v_child);
         BEGIN
             v_copied := 0;
@@ -102,17 +102,17 @@ BEGIN
             FOR v_row IN EXECUTE format('SELECT DISTINCT processor_id FROM %I', v_child) LOOP
                 PERFORM 1 FROM competing_processors p WHERE p.processor_id = v_row.processor_id FOR UPDATE;
                 EXECUTE format($sql$
-                    INSERT INTO competing_frontiers
-                        (id, processor_id, lane, lower_snapshot, upper_snapshot, after_transaction_id, after_position,
-                         cut_at)
-                    SELECT nextval('competing_frontier_ids'), l.* FROM (
-                    SELECT DISTINCT ON (f.lane) f.processor_id, f.lane, f.lower_snapshot, f.upper_snapshot,
-                           f.after_transaction_id, f.after_position, f.cut_at
+                    INSERT INTO competing_dispatch_positions
+                        (id, processor_id, priority, lower_snapshot, upper_snapshot, after_transaction_id, after_position,
+                         stored_at)
+                    SELECT nextval('competing_dispatch_position_ids'), l.* FROM (
+                    SELECT DISTINCT ON (f.priority) f.processor_id, f.priority, f.lower_snapshot, f.upper_snapshot,
+                           f.after_transaction_id, f.after_position, f.stored_at
                     FROM %I AS f
                     WHERE f.processor_id = $1 AND NOT EXISTS (
-                        SELECT 1 FROM competing_frontiers g
-                        WHERE g.processor_id = $1 AND g.lane = f.lane AND g.id > f.id AND (g.id >> 9) & 3 <> %s)
-                    ORDER BY f.lane, f.id DESC) AS l$sql$, v_child, n) USING v_row.processor_id;
+                        SELECT 1 FROM competing_dispatch_positions g
+                        WHERE g.processor_id = $1 AND g.priority = f.priority AND g.id > f.id AND (g.id >> 9) & 3 <> %s)
+                    ORDER BY f.priority, f.id DESC) AS l$sql$, v_child, n) USING v_row.processor_id;
                 GET DIAGNOSTICS v_rows = ROW_COUNT;
                 v_copied := v_copied + v_rows;
             END LOOP;
@@ -121,8 +121,8 @@ BEGIN
             -- Meanwhile ids, ours or another's, may have come round to this child: then it holds the latest row of a priority.
             EXECUTE format($sql$
                 SELECT EXISTS (SELECT 1 FROM %I AS f WHERE NOT EXISTS (
-                    SELECT 1 FROM competing_frontiers g
-                    WHERE g.processor_id = f.processor_id AND g.lane = f.lane AND g.id > f.id AND (g.id >> 9) & 3 <> %s))
+                    SELECT 1 FROM competing_dispatch_positions g
+                    WHERE g.processor_id = f.processor_id AND g.priority = f.priority AND g.id > f.id AND (g.id >> 9) & 3 <> %s))
                 $sql$, v_child, n) INTO v_needed;
             IF v_needed THEN
                 RAISE EXCEPTION 'child % is in use again', v_child USING ERRCODE = 'lock_not_available';
@@ -155,14 +155,14 @@ DECLARE
     v_needed boolean;
     v_mark text;
     v_busy text := $sql$
-        WITH lanes AS MATERIALIZED (
-            SELECT DISTINCT ON (f.lane) f.lane, f.lower_snapshot FROM competing_frontiers f
-            WHERE f.processor_id = $1 ORDER BY f.lane, f.id DESC)
-        SELECT EXISTS (SELECT 1 FROM %1$I c LEFT JOIN lanes l ON l.lane = c.priority
-                       WHERE l.lane IS NULL  -- how far it was handed out is not known
+        WITH priorities AS MATERIALIZED (
+            SELECT DISTINCT ON (f.priority) f.priority, f.lower_snapshot FROM competing_dispatch_positions f
+            WHERE f.processor_id = $1 ORDER BY f.priority, f.id DESC)
+        SELECT EXISTS (SELECT 1 FROM %1$I c LEFT JOIN priorities l ON l.priority = c.priority
+                       WHERE l.priority IS NULL  -- how far it was handed out is not known
                           OR NOT pg_visible_in_snapshot(c.transaction_id, l.lower_snapshot)
                           OR c.scheduled BETWEEN clock_timestamp() - $2 AND clock_timestamp())
-            OR EXISTS (SELECT 1 FROM competing_batches b JOIN %1$I c ON c.priority = b.lane
+            OR EXISTS (SELECT 1 FROM competing_batches b JOIN %1$I c ON c.priority = b.priority
                        WHERE b.processor_id = $1
                          AND (c.transaction_id, c.position) > (b.after_transaction_id, b.after_position)
                          AND (c.transaction_id, c.position) <= (b.upto_transaction_id, b.upto_position)

@@ -142,7 +142,7 @@ def accept_decides_the_conflict_that_was_seen(rooms: Rooms) -> None:
         assert "is open, not" in outbox(room, "accept", "orders", "--yes", "--conflict", "99999", status=3)
         outbox(room, "accept", "orders", "--yes", "--conflict", number, "--wait")
         orders.until_ready()
-        acts = room.shop.query("SELECT act, to_position FROM outbox.recorded_acts")
+        acts = room.shop.query("SELECT action, to_position FROM outbox.audit_log")
         assert acts == [("Accept", int(opened["stored"].partition(":")[2]))]
         assert "no conflict is open" in outbox(room, "accept", "orders", status=3)
 

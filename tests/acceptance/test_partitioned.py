@@ -138,7 +138,7 @@ def the_number_of_partitions_changes_by_a_rollout(rooms: Rooms) -> None:
             orders.until(
                 "it waits for the writer", lambda: waits in orders.condition("Reconciling").get("message", ""), 90
             )
-        orders.until("status has the new number", lambda: orders.status.get("division", {}).get("count") == 4, 90)
+        orders.until("status has the new number", lambda: orders.status.get("partitioning", {}).get("count") == 4, 90)
         orders.until_ready()
         until_shared(room, orders, 2, 2)
         room.shop.produce(200)

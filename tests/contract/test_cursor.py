@@ -332,7 +332,7 @@ def test_lag_sees_what_the_bound_still_hides(each_database):
     assert EVERYTHING.lag(connection, BEGINNING).messages == 1
 
 
-def test_a_filter_looks_at_a_bounded_window(each_database):
+def test_a_filter_looks_at_a_bounded_range(each_database):
     rows = messages.WINDOW + 500
     each_database.direct().execute(
         "INSERT INTO outbox.messages (message_type, data) "

@@ -58,10 +58,11 @@ def hold(connection, position, *, key="k", behind=False, blocks=True, attempts=0
     """Hold a message: its place is its position."""
     connection.execute(
         "INSERT INTO outbox.held_messages (processor_id, key, place, transaction_id, position, message_id, "
-        "message_type, data, blocks, behind, attempts, deaths, next_attempt_at) "
+        "message_type, data, blocks, behind, attempts, crash_count, next_attempt_at) "
         "VALUES ('orders', %(key)s, %(n)s, '700', %(n)s, %(n)s::text, 't', '{}', %(blocks)s, %(behind)s, %(attempts)s, "
-        "%(deaths)s, clock_timestamp() + %(due)s::interval)",
-        {"n": position, "key": key, "behind": behind, "blocks": blocks, "attempts": attempts, "deaths": crash_count,
+        "%(crash_count)s, clock_timestamp() + %(due)s::interval)",
+        {"n": position, "key": key, "behind": behind, "blocks": blocks, "attempts": attempts,
+         "crash_count": crash_count,
          "due": due},
     )  # fmt: skip
 

@@ -238,7 +238,7 @@ def test_a_consumer_reads_its_batch_in_pieces_too(database):
     after, pieces = BEGINNING, 0
     while True:
         page = reader.fetch_page(
-            connection, ReadRange.of(ClaimedBatch(1, 0, 1, claimed.window, (), after, claimed.upto, 60))
+            connection, ReadRange.of(ClaimedBatch(1, 0, 1, claimed.snapshot_range, (), after, claimed.upto, 60))
         )
         assert len(page.messages) <= 1 or size_of(page.messages) <= MOST
         found += page.messages

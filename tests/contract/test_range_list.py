@@ -135,7 +135,9 @@ def test_a_list_that_may_be_wrong_is_not_used(outbox, database, monkeypatch, why
         upper = outbox.direct.execute(
             "SELECT min(transaction_id)::text || ':' || min(transaction_id)::text || ':' FROM outbox.messages"
         ).fetchone()[0]
-        after = Checkpoint(0, first.examined.position, SnapshotRange(after.window.lower, upper, after.window.position))
+        after = Checkpoint(
+            0, first.examined.position, SnapshotRange(after.snapshot_range.lower, upper, after.snapshot_range.position)
+        )
     looks = outbox.connection.looks
     begin = 0 if why == "another range" else LIMIT  # nothing is in that one, so that the next one is opened
     batch = reader.fetch(outbox.connection, after, LIMIT)

@@ -33,7 +33,8 @@ def connection(anywhere):
 
 
 def search(
-    connection, count, *, block=4, keys=None, waiting=(), at=0, suspect=None, most=1000, seconds=60, prepare=PREPARE,
+    connection, count, *, block=4, keys=None, waiting=(), at=0, failing_before=None, most=1000, seconds=60,
+    prepare=PREPARE,
     name="outbox_part", positions=None,
 ):  # fmt: skip
     """Search the messages 1 to `count`; their positions are their numbers, unless others are given."""
@@ -42,7 +43,7 @@ def search(
     return cursor.execute(
         sql.SQL(
             "SELECT * FROM outbox.search_batch({}, {}, {}::xid8[], {}, {}::int[], {}::int[], {}, {}, {}, {}, {})"
-        ).format(name, prepare, ids, positions, keys, list(waiting), at, suspect, block, most, seconds)
+        ).format(name, prepare, ids, positions, keys, list(waiting), at, failing_before, block, most, seconds)
     ).fetchone()
 
 
@@ -58,7 +59,7 @@ def done(connection):
 def test_each_message_is_handled_in_order_or_named_with_its_error(connection):
     refuse(connection, 3, 8, 9, 20)
     found = search(connection, 20)
-    assert (found.at, found.suspect, found.failed) == (20, None, [3, 8, 9, 20])
+    assert (found.at, found.failing_before, found.failed) == (20, None, [3, 8, 9, 20])
     assert (found.states[0], found.messages[1], found.hints[2]) == ("AB001", "no 8", "mend 9")
     assert found.committing == [False] * 4
     assert done(connection) == [n for n in range(1, 20) if n not in (3, 8, 9)]
@@ -83,7 +84,7 @@ def test_whatever_fails_and_wherever_a_search_stops_the_outcome_is_the_same(conn
         else:
             handled.append(number)
     seen: list[int] = []
-    at, suspect, block = 0, None, chance.choice([1, 4, 64])
+    at, failing_before, block = 0, None, chance.choice([1, 4, 64])
     while at < count:
         waiting = (
             []
@@ -91,11 +92,11 @@ def test_whatever_fails_and_wherever_a_search_stops_the_outcome_is_the_same(conn
             else [n for n in range(1, count + 1) for f in seen if n > f and keys[n - 1] == keys[f - 1]]
         )
         found = search(
-            connection, count, block=block, keys=keys, waiting=waiting, at=at, suspect=suspect,
+            connection, count, block=block, keys=keys, waiting=waiting, at=at, failing_before=failing_before,
             most=chance.randint(1, 5), seconds=chance.choice([0, 60]),
         )  # fmt: skip
         assert found.at > at, "however little time or room there is, it gets further"
-        at, suspect, block = found.at, found.suspect, found.block
+        at, failing_before, block = found.at, found.failing_before, found.block
         seen += found.failed
     assert (seen, done(connection)) == (failed, handled)
 

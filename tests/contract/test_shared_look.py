@@ -215,7 +215,7 @@ def test_a_page_that_is_read_again_is_of_the_same_range(outbox, after, monkeypat
     if not by_itself:
         monkeypatch.setattr(shared_look, "FRESH", -1.0)
     outbox.behind(0, remote_target=False).fetch(outbox.connection, after, LIMIT)
-    assert reader.fetch(outbox.connection, after, LIMIT).examined.window == first.window
+    assert reader.fetch(outbox.connection, after, LIMIT).examined.snapshot_range == first.snapshot_range
 
 
 def test_another_number_of_partitions_looks_anew(outbox):
@@ -247,7 +247,7 @@ def test_a_large_range_of_which_nothing_is_left_is_passed(outbox, after):
     pruned = Pruned(outbox.connection)
     found = outbox.behind(1).fetch(pruned, after, LIMIT)
     assert pruned.beginnings == 1
-    assert (found.matched_count, found.full, found.examined.window.is_open) == (0, False, False)
+    assert (found.matched_count, found.full, found.examined.snapshot_range.is_open) == (0, False, False)
 
 
 @pytest.mark.parametrize("why", ["forgotten", "connection", "old"])

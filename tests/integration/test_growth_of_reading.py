@@ -163,10 +163,12 @@ def test_a_look_by_snapshots_costs_what_it_returns(outbox, count, has_statistics
 
 def test_a_chunk_of_a_consumer_costs_what_it_returns(outbox):
     reader = DispatchReader(outbox.source, Competing(), "orders")
-    window = SnapshotRange("2:2:", f"{outbox.place(ROWS).transaction_id + 1}:{outbox.place(ROWS).transaction_id + 1}:")
+    snapshot_range = SnapshotRange(
+        "2:2:", f"{outbox.place(ROWS).transaction_id + 1}:{outbox.place(ROWS).transaction_id + 1}:"
+    )
     for name, rows in list(PLACES.items())[:2]:
         counting: Any = Counting(outbox.connection)
-        wanted = ReadRange(outbox.place(rows), outbox.place(rows + LIMIT), window=window)
+        wanted = ReadRange(outbox.place(rows), outbox.place(rows + LIMIT), snapshot_range=snapshot_range)
 
         assert len(counting.execute(reader.relation(wanted)).fetchall()) == LIMIT
         assert max(counting.pages) <= afford(LIMIT, 1), (name, counting.pages)

@@ -14,7 +14,7 @@ from psycopg import sql
 from outbox_core.errors import HandlerError
 from outbox_core.processor.claimed_batch import RefusalAction, RefusalVerdict
 from outbox_core.progress.checkpoint import Checkpoint
-from outbox_core.progress.coverage import as_window
+from outbox_core.progress.coverage import as_snapshot_range
 from outbox_worker.postgres.admin import pruning
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.progress import checkpoints
@@ -268,7 +268,7 @@ def test_a_page_that_is_pruned_costs_nothing_of_what_is_kept_elsewhere(database,
     counting: Any = Counting(connection)
     plan = pruning.Pruning(OutboxTable.of(build_source()), ["outbox"], None, 300, delete=False)
 
-    page = pruning.prune_page(counting, plan, [as_window(Checkpoint(9, 9))], ("0", 0))
+    page = pruning.prune_page(counting, plan, [as_snapshot_range(Checkpoint(9, 9))], ("0", 0))
 
     assert (page.rows, page.chosen) == (300, 200), "what has a copy stays"
     assert table not in counting.scanned()

@@ -39,12 +39,12 @@ def test_it_looks_no_longer_than_a_share_of_the_lease(database, lease, complete)
 
     report = status.report()
     assert [view.pair for view in report.checkpoints] == ["10:1"]
-    assert (report.lag is not None, report.bound is not None) == (complete, complete)
+    assert (report.lag is not None, report.high_water_mark is not None) == (complete, complete)
 
 
 HELD = (
     "INSERT INTO outbox.held_messages (processor_id, key, place, transaction_id, position, message_id, message_type, "
-    "data, blocks, behind, attempts, deaths, next_attempt_at) "
+    "data, blocks, behind, attempts, crash_count, next_attempt_at) "
     "VALUES ('orders', 'k', 1, '5', 1, 'm', 't', '{}', true, false, 1, 0, clock_timestamp() + interval '1 hour')"
 )
 MESSAGE = "INSERT INTO outbox.messages (partition_key, message_type, data) VALUES ('k', 't', '{}')"

@@ -108,7 +108,7 @@ def test_plans(analyzed, fields, index):
 
 
 @pytest.mark.parametrize(("fields", "index"), FILTERS[:3])
-def test_a_window_for_another_database_costs_one_row_for_each_publication(seeded, fields, index):
+def test_a_range_for_another_database_costs_one_row_for_each_publication(seeded, fields, index):
     """Its end is that of the last committed message, looked up with the snapshot at every poll."""
     choose_statistics(seeded.direct(), "outbox.messages", wanted=True)
     source = build_source(**fields)
@@ -122,8 +122,8 @@ def test_a_window_for_another_database_costs_one_row_for_each_publication(seeded
     assert not [n for n in explaining.nodes() if n["Node Type"] == "Seq Scan"]
 
 
-def test_where_a_window_leaves_the_first_message_costs_what_lies_before_it(seeded):
-    """For one that starts there by pairs: nothing below the window's lower end is looked at."""
+def test_where_a_range_leaves_the_first_message_costs_what_lies_before_it(seeded):
+    """For one that starts there by pairs: nothing below the snapshot range's lower end is looked at."""
     choose_statistics(seeded.direct(), "outbox.messages", wanted=True)
     scan = RangeScan.whole(build_source())
     explaining: Any = Explaining(seeded.connect())
@@ -164,8 +164,8 @@ def test_the_first_page_of_a_large_range_reads_no_row_but_its_own(seeded):
     assert not [n for n in explaining.nodes() if n["Node Type"] in {"Seq Scan", "Bitmap Heap Scan"}]
     found = reader.fetch_extent(connection, beginning.examined, LIMIT)
     assert found.matched_count == LIMIT
-    assert found.examined.window is not None
-    assert found.examined.window.plan is Plan.BY_POSITION
+    assert found.examined.snapshot_range is not None
+    assert found.examined.snapshot_range.plan is Plan.BY_POSITION
     explaining = Explaining(connection)
 
     rows = explaining.execute(reader.batch_relation(beginning.examined, found.examined)).fetchall()
@@ -222,9 +222,9 @@ def test_what_is_aside_in_a_range_is_looked_up_by_key_or_read_once(any_database,
     explaining: Any = Explaining(connection)
 
     rows = reader.keyed_relation(first, batch.examined, None)
-    places, aside = holding.survey(explaining, ProcessorKey("outbox", "orders"), rows, with_places=True)
+    places, excluded = holding.survey(explaining, ProcessorKey("outbox", "orders"), rows, with_places=True)
 
-    assert (len(places), aside) == (LIMIT, ())
+    assert (len(places), excluded) == (LIMIT, ())
     looks = [node for node in explaining.nodes() if node.get("Relation Name") in {"held_messages", "dead_letters"}]
     assert len(looks) == 3
     for node in looks:
@@ -241,8 +241,8 @@ def test_a_batch_in_the_middle_of_the_table_is_no_scan_of_it(seeded, fields):
     connection.execute("SET random_page_cost = 10")
     explaining: Any = Explaining(connection)
     batch = reader.fetch_extent(connection, after, LIMIT)
-    window = SnapshotRange(None, "1000:1000:")
-    claimed = ClaimedBatch(1, 0, 1, window, (), after, Checkpoint(310, MAX_POSITION), 0)
+    snapshot_range = SnapshotRange(None, "1000:1000:")
+    claimed = ClaimedBatch(1, 0, 1, snapshot_range, (), after, Checkpoint(310, MAX_POSITION), 0)
     consumer = DispatchReader(source, Competing(), "orders")
 
     rows = {
@@ -269,7 +269,7 @@ def test_behind_the_last_match_of_a_batch_no_row_is_read(seeded, reading):
     fields = {"messageTypes": ["t1", "t2"]}  # a hundred rows of each five hundred
     if reading == "Competing":
         consumer = DispatchReader(build_source(cursor=None, **fields), Competing(), "orders")
-        wanted = ReadRange(Checkpoint(300, 0), limit=20_000, window=SnapshotRange(None, "1000:1000:"))
+        wanted = ReadRange(Checkpoint(300, 0), limit=20_000, snapshot_range=SnapshotRange(None, "1000:1000:"))
         found = consumer.examine(explaining, wanted, LIMIT)
         assert found is not None
         assert (found.matched, found.is_last) == (LIMIT, False)

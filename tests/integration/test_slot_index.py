@@ -373,7 +373,7 @@ def test_a_slot_that_is_computed_is_the_slot_of_the_index(database, key):
 
 
 @pytest.mark.parametrize("plan", list(Plan))
-def test_a_window_finds_rows_with_neither_key_nor_id(analyzed, plan):
+def test_a_range_finds_rows_with_neither_key_nor_id(analyzed, plan):
     """Some were in progress for the lower snapshot, some are later; by a plan that sorts, along the index of slots."""
     database, _ = analyzed
     table = OutboxTable.of(build_source(table=UNNAMED))

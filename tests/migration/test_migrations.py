@@ -23,9 +23,7 @@ SHIPPED = runner.load_migrations()
 NAMES = [migration.name for migration in SHIPPED if migration.phase is Phase.PRE]
 SET = SHIPPED[-1]
 CHECKSUMS = {
-    9: "c796612467c51da675fdc5d269832e6b5a97034e7bfdcc036c2db7b834ba1d77",
-    10: "1dfd6f60832ccc52dc9c3ee05eaea76ff5e10a4c95d6d0f6f9b2a05ed9cbb7ee",
-    11: "46620def085305c9522be183d4a733076ee89df8c29b2b1f2f6f7e318dba26fb",
+    1: "6914dbf9883142b900a47997125cdba6fb98c175acef935cfabba9ba08843ef9",
 }
 """Of each set of functions, by its number: a former one is never edited."""
 FUNCTIONS = """
@@ -178,27 +176,6 @@ def test_post_runs_only_when_asked_for(empty_database):
     assert runner.migrate(connection, "outbox", migrations=both, phases=tuple(Phase)) == ("9002_post_test",)
 
 
-def test_what_only_former_workers_called_is_there_until_post(database):
-    connection = database.direct()
-    before = connection.execute(FUNCTIONS).fetchall()
-    former = (
-        "take_batch",
-        "defer_message",
-        "promote_delayed",
-        "set_aside",
-        "fail_held_message",
-        "try_parts",
-        "rewrite_checkpoints",
-    )
-    for name in former:
-        connection.execute(f"CREATE FUNCTION outbox.{name}(text, int) RETURNS int LANGUAGE sql AS 'SELECT 1'")
-
-    assert runner.migrate(connection, "outbox") == ()
-    assert len(connection.execute(FUNCTIONS).fetchall()) == len(before) + len(former)
-    assert runner.migrate(connection, "outbox", phases=tuple(Phase)) == ("0002_post_former_functions",)
-    assert connection.execute(FUNCTIONS).fetchall() == before
-
-
 def test_the_files_run_in_psql_too(empty_database):
     empty_database.direct().execute("CREATE SCHEMA outbox")
     files = [str(file) for folder in ("migrations", "functions") for file in sorted((SQL / folder).glob("*.sql"))]
@@ -282,13 +259,13 @@ class TestFunctions:
         text = (
             SET.text
             + f"""
-            CREATE OR REPLACE FUNCTION :"schema".stranger_refusals() RETURNS bigint
+            CREATE OR REPLACE FUNCTION :"schema".unowned_calls() RETURNS bigint
             LANGUAGE sql AS 'SELECT {answer}::bigint';"""
         )
         return Migration(f"functions_{runner.FUNCTIONS_VERSION + answer:04d}", Phase.PRE, text)
 
     def answer(self, connection):
-        return connection.execute("SELECT outbox.stranger_refusals()").fetchone()[0]
+        return connection.execute("SELECT outbox.unowned_calls()").fetchone()[0]
 
     def test_are_applied_again_when_their_number_rises_and_never_go_back(self, database):
         connection = database.direct()
@@ -332,35 +309,11 @@ class TestFunctions:
         assert rows.fetchone() == (True,)
 
 
-class TestASchemaOfFormerVersions:
-    def record(self, connection, *names):
-        """Make the list say that a former version made this schema."""
-        connection.execute("DELETE FROM outbox.applied_migrations")
-        for name in names:
-            connection.execute("INSERT INTO outbox.applied_migrations (name, checksum) VALUES (%s, 'former')", (name,))
+def test_a_schema_from_before_the_first_release_is_refused_with_the_remedy(empty_database):
+    connection = empty_database.direct()
+    runner.migrate(connection, "outbox", migrations=(migration("0001_pre_tables", "SELECT 1"),))
 
-    def test_that_is_complete_is_taken_over_beside_running_workers(self, database):
-        connection = database.direct()
-        before = connection.execute(FUNCTIONS).fetchall()
-        self.record(connection, "0001_pre_baseline", "0006_pre_waiting_messages", "functions_0008")
-        # a batch in progress: no table may be locked
-        worker = database.direct(autocommit=False)
-        worker.execute("LOCK TABLE outbox.competing_batches, outbox.processor_leases IN ROW EXCLUSIVE MODE")
-
-        assert list(runner.migrate(connection, "outbox")) == NAMES
-        worker.close()
-
-        assert connection.execute(FUNCTIONS).fetchall() == before
-        assert "0006_pre_waiting_messages" in runner.fetch_applied(connection, "outbox")
-        assert runner.migrate(connection, "outbox") == ()
-
-    @pytest.mark.parametrize(
-        "names",
-        [("0001_pre_tables", "0027_pre_delayed_batches"), ("0001_pre_baseline", "0004_pre_numbers", "functions_0007")],
-    )
-    def test_that_is_older_is_refused_with_the_remedy(self, database, names):
-        connection = database.direct()
-        self.record(connection, *names)
-
-        with pytest.raises(runner.MigrationError, match=rf"up to {names[1]}, .*first run `outbox migrate`"):
-            runner.migrate(connection, "outbox")
+    with pytest.raises(
+        runner.MigrationError, match=r"before the first release \(0001_pre_tables\).*name another schema"
+    ):
+        runner.migrate(connection, "outbox")

@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
-from outbox_core.progress.coverage import as_window, covers, cut, decide_catch_up, find_common, has_examined, join, meet
+from outbox_core.progress.coverage import (
+    as_snapshot_range,
+    covers,
+    cut,
+    decide_catch_up,
+    find_common,
+    has_examined,
+    join,
+    meet,
+)
 from outbox_core.progress.snapshot import Snapshot, parse_snapshot
 from outbox_core.progress.snapshot_range import SnapshotRange
 
@@ -31,7 +40,7 @@ def snapshots():
 
 
 @st.composite
-def windows(draw):
+def snapshot_ranges(draw):
     lower = draw(snapshots())
     if draw(st.booleans()):
         return SnapshotRange(text_of(lower))
@@ -44,7 +53,7 @@ def windows(draw):
 
 
 pairs = st.builds(Checkpoint, st.integers(1, 11), st.integers(-1, 4)) | st.just(BEGINNING)
-places = windows().map(lambda window: Checkpoint(0, 7, window)) | pairs
+places = snapshot_ranges().map(lambda snapshot_range: Checkpoint(0, 7, snapshot_range)) | pairs
 
 
 def sees(text: str | None, transaction_id: int) -> bool:
@@ -53,17 +62,19 @@ def sees(text: str | None, transaction_id: int) -> bool:
 
 def examined(checkpoint: Checkpoint) -> set[tuple[int, int]]:
     """The definition, message by message."""
-    window = checkpoint.window
-    if window is None:
+    snapshot_range = checkpoint.snapshot_range
+    if snapshot_range is None:
         return {each for each in MESSAGES if each <= (checkpoint.transaction_id, checkpoint.position)}
-    found = {each for each in MESSAGES if sees(window.lower, each[0])}
-    if window.upper is not None and window.position is not None:
-        found |= {each for each in MESSAGES if sees(window.upper, each[0]) and each[1] <= window.position}
+    found = {each for each in MESSAGES if sees(snapshot_range.lower, each[0])}
+    if snapshot_range.upper is not None and snapshot_range.position is not None:
+        found |= {
+            each for each in MESSAGES if sees(snapshot_range.upper, each[0]) and each[1] <= snapshot_range.position
+        }
     return found
 
 
-def as_place(window: SnapshotRange) -> Checkpoint:
-    return Checkpoint(0, 1, window)
+def as_place(snapshot_range: SnapshotRange) -> Checkpoint:
+    return Checkpoint(0, 1, snapshot_range)
 
 
 @given(snapshots(), snapshots())
@@ -76,8 +87,8 @@ def test_two_snapshots_have_a_common_part_and_a_cover(one, other):
 
 
 @given(pairs.filter(lambda pair: pair != BEGINNING))
-def test_a_pair_is_a_window_exactly(pair):
-    assert examined(as_place(as_window(pair))) == examined(pair)
+def test_a_pair_is_a_range_exactly(pair):
+    assert examined(as_place(as_snapshot_range(pair))) == examined(pair)
 
 
 @given(st.lists(places, min_size=1, max_size=4))
@@ -88,13 +99,13 @@ def test_what_is_common_to_several_was_examined_by_each(several):
 
 @given(places)
 def test_what_is_common_to_one_is_all_of_it(one):
-    if one.window is not None or one != BEGINNING:
+    if one.snapshot_range is not None or one != BEGINNING:
         assert examined(as_place(find_common([one]))) == examined(one)
 
 
-@given(st.lists(windows(), min_size=2, max_size=4))
-def test_partitions_between_two_windows_lose_nothing_to_their_common_one(several):
-    """Where none is inside a window nothing comes again but what one of them had not examined."""
+@given(st.lists(snapshot_ranges(), min_size=2, max_size=4))
+def test_partitions_between_two_ranges_lose_nothing_to_their_common_one(several):
+    """Where none is inside a snapshot range nothing comes again but what one of them had not examined."""
     closed = [as_place(SnapshotRange(each.lower)) for each in several]
     assert examined(as_place(find_common(closed))) == set.intersection(*map(examined, closed))
 
@@ -110,7 +121,7 @@ def test_the_way_ends_where_everything_is_examined_that_the_others_have(mine, th
 
 
 @given(places, st.lists(places, min_size=1, max_size=3))
-def test_the_ranges_of_a_way_hold_each_message_between_once_and_each_lies_in_one_window(mine, theirs):
+def test_the_ranges_of_a_way_hold_each_message_between_once_and_each_lies_in_one_range(mine, theirs):
     catch_up = decide_catch_up(mine, theirs)
     held: list[tuple[int, int]] = []
     at = examined(mine)
@@ -118,14 +129,14 @@ def test_the_ranges_of_a_way_hold_each_message_between_once_and_each_lies_in_one
         assert examined(start) == at
         held += examined(end) - examined(start)
         at = examined(end)
-        if end.window is not None and start.window is not None and start.window.is_open:
-            assert end.window.end == start.window.upper
+        if end.snapshot_range is not None and start.snapshot_range is not None and start.snapshot_range.is_open:
+            assert end.snapshot_range.end == start.snapshot_range.upper
     assert at == examined(catch_up.goal)
     assert sorted(held) == sorted(examined(catch_up.goal) - examined(mine))
 
 
-@given(windows(), windows())
-def test_a_window_inside_the_same_snapshots_is_met_at_its_position(one, other):
+@given(snapshot_ranges(), snapshot_ranges())
+def test_a_range_inside_the_same_snapshots_is_met_at_its_position(one, other):
     """A rebuild beside a backlog does not have to wait until the whole backlog is read."""
     if one.is_open and other.is_open and one.position is not None and other.position is not None:
         theirs = SnapshotRange(one.lower, one.upper, other.position)
@@ -133,8 +144,8 @@ def test_a_window_inside_the_same_snapshots_is_met_at_its_position(one, other):
         assert examined(goal) == examined(as_place(one)) | examined(as_place(theirs))
 
 
-@given(pairs, windows())
-def test_a_pair_meets_a_window_below_its_end(mine, theirs):
+@given(pairs, snapshot_ranges())
+def test_a_pair_meets_a_range_below_its_end(mine, theirs):
     goal = decide_catch_up(mine, [as_place(theirs)]).goal
     end = 0 if theirs.end is None else parse_snapshot(theirs.end).xmax
     assert goal == mine or (goal.transaction_id, goal.position) == (end - 1, MAX_POSITION)

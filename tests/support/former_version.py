@@ -57,7 +57,7 @@ CONFLICT: Final = {
     "needsPerson": True,
 }
 LEASE: Final = {"partition": 0, "epoch": 4, "pod": "orders-0", "held": True, "expiresAt": "2026-01-01T12:00:15.500000Z"}
-BOUND: Final = {
+HIGH_WATER_MARK: Final = {
     "transactionId": "900",
     "ageSeconds": 95.25,
     "holder": "prepared transaction 'stuck'",
@@ -91,19 +91,19 @@ REPORT: Final[dict[str, Any]] = {
     "claimHolder": OTHER,
     "lease": LEASE,
     "leases": [LEASE, {"partition": 1, "epoch": 5, "pod": "orders-1"}],
-    "division": {"count": 2, "nextCount": 4, "atLine": 1, "message": "partition 1 is awaited"},
+    "partitioning": {"count": 2, "nextCount": 4, "atBarrier": 1, "message": "partition 1 is awaited"},
     "checkpoints": [
         {"partition": 0, "pair": "815:42", "storedAt": "2026-01-01T12:00:00.123456Z"},
         {"partition": 1, "pair": "816:9223372036854775807"},
     ],
     "lag": {"messages": 7, "atLeast": True, "seconds": 12.3456},
-    "bound": BOUND,
+    "highWaterMark": HIGH_WATER_MARK,
     "handled": 3,
     "batches": 2,
     "attempt": 1,
     "startFromUsed": False,
     "lastError": "ValueError",
-    "conflicts": {"count": 2, "byCode": {"4": 2}, "last": CONFLICT, "open": CONFLICT, "strangers": 3},
+    "conflicts": {"count": 2, "byCode": {"4": 2}, "last": CONFLICT, "open": CONFLICT, "unownedCalls": 3},
     "failures": {"held": 5, "deadLetters": 6, "atLeast": True, "blockedKeys": BLOCKED},
     "circuit": "HalfOpen",
     "executors": 2,

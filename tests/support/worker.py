@@ -271,7 +271,7 @@ class Effects:
         row = self.connection.execute(
             "SELECT CASE cursor_kind WHEN 'Snapshot' "
             "THEN coalesce(pg_visible_in_snapshot(t, lower_snapshot), false) "
-            "OR coalesce(pg_visible_in_snapshot(t, upper_snapshot) AND p <= window_position, false) "
+            "OR coalesce(pg_visible_in_snapshot(t, upper_snapshot) AND p <= range_position, false) "
             "ELSE (last_processed_transaction_id, last_processed_position) = (t, p) END "
             "FROM outbox.processor_checkpoints, (SELECT %s::text::xid8 AS t, %s::bigint AS p) AS last "
             "WHERE processor_id = %s AND partition = 0",

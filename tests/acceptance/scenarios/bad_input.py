@@ -69,7 +69,7 @@ def a_broker_that_is_down_is_named(rooms: Rooms) -> None:
         said = orders.until_condition("Ready", "False", "TargetUnavailable")
         assert "broker.invalid" in said["message"]
         checkpoint = room.shop.query("SELECT last_processed_position FROM outbox.processor_checkpoints")
-        assert checkpoint in ([], [(1,)]), "the first window's counter"
+        assert checkpoint in ([], [(1,)]), "the first snapshot range's counter"
         orders.spec(target={"rabbitmq": None, "log": {}})
         orders.until_ready()
 

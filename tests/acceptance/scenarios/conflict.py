@@ -81,6 +81,6 @@ def a_stranger_is_refused_and_counted(rooms: Rooms) -> None:
         orders.until_ready()
         answer = room.shop.query("SELECT outbox.store_processor_checkpoint('orders', 99, NULL, '99'::xid8)")
         assert answer == [(4,)]
-        orders.until("the stranger is counted", lambda: orders.status["conflicts"]["strangers"] >= 1)
-        orders.until_event("StrangerRefused")
+        orders.until("the stranger is counted", lambda: orders.status["conflicts"]["unownedCalls"] >= 1)
+        orders.until_event("UnownedCallerRefused")
         assert orders.condition("Ready")["status"] == "True"

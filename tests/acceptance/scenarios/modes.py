@@ -91,7 +91,7 @@ def a_strangers_open_transaction_stalls_one_cursor_only_and_is_named(rooms: Room
         room.secret()
         ordered = read_by(room, "ordered", "TransactionOrder")
         others = [
-            read_by(room, "windows", "Snapshot"),
+            read_by(room, "snapshot ranges", "Snapshot"),
             read_by(room, "partitions", "Snapshot", delivery=PARTITIONED),
             read_by(room, "competing", delivery=COMPETING),
         ]
@@ -108,7 +108,7 @@ def a_strangers_open_transaction_stalls_one_cursor_only_and_is_named(rooms: Room
                 began = time.monotonic()
                 for each in others:
                     each.until("5 messages are handled", lambda name=each.name: count_in(room, name) == 5, within=5)  # type: ignore[misc]
-                said = ordered.until_condition("SourceCurrent", "False", "BoundStalled", within=TOLD)
+                said = ordered.until_condition("SourceCurrent", "False", "HighWaterMarkStalled", within=TOLD)
                 print(f"the stall was told after {time.monotonic() - began:.1f} s: {said['message']}")
                 assert time.monotonic() - began <= TOLD
                 for word in (f"session {pid} ", "'nightly-report'", f"database {stranger.name}", "open for "):
@@ -118,14 +118,14 @@ def a_strangers_open_transaction_stalls_one_cursor_only_and_is_named(rooms: Room
                 assert ordered.condition("Ready")["status"] == "True"
                 assert [each.condition("SourceCurrent")["status"] for each in others] == ["True"] * 3
         ordered.until("5 messages are handled", lambda: count_in(room, "ordered") == 5)
-        ordered.until_condition("SourceCurrent", "True", "BoundMoves")
+        ordered.until_condition("SourceCurrent", "True", "HighWaterMarkMoves")
         assert [count_in(room, each.name) for each in others] == [5] * 3
 
 
 def stalled_by_metrics(ordered: Resource, pid: int) -> None:
     """See the holder in the metrics of the pod, with its age."""
     metrics = ordered.metrics()
-    assert metrics['outbox_bound_stalled{processor="ordered"}'] == 1
-    (holder,) = [name for name in metrics if name.startswith("outbox_bound_holder_age_seconds")]
+    assert metrics['outbox_high_water_mark_stalled{processor="ordered"}'] == 1
+    (holder,) = [name for name in metrics if name.startswith("outbox_high_water_mark_holder_age_seconds")]
     assert f'pid="{pid}"' in holder
     assert metrics[holder] > 0

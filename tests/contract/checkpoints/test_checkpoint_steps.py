@@ -166,16 +166,16 @@ class TestTheArticlesForm:
             assert store_by_position(script, 6, 5, 101) == NOT_OWNER
             script.rollback()
 
-        counted = each_database.direct().execute("SELECT outbox.stranger_refusals('orders')").fetchone()
+        counted = each_database.direct().execute("SELECT outbox.unowned_calls('orders')").fetchone()
 
         assert counted == (3,)
         assert stored(each_database.direct()) == (100, 5)
 
-    def test_strangers_of_another_processor_are_not_counted(self, each_database):
+    def test_unowned_calls_of_another_processor_are_not_counted(self, each_database):
         own(each_database, TOKEN)
         own(each_database, TOKEN, processor_id="other")
         store_by_position(each_database.connect(), 6, 5, 101, processor_id="other")
 
-        counted = each_database.direct().execute("SELECT outbox.stranger_refusals('orders')").fetchone()
+        counted = each_database.direct().execute("SELECT outbox.unowned_calls('orders')").fetchone()
 
         assert counted == (0,)

@@ -52,7 +52,7 @@ def test_a_summary_over_all_pods(connection):
 
     summary = conflicts.summary(connection, KEY)
 
-    assert (summary.count, summary.by_code, summary.strangers) == (3, {"2": 1, "4": 2}, 0)
+    assert (summary.count, summary.by_code, summary.unowned_calls) == (3, {"2": 1, "4": 2}, 0)
     assert summary.last is not None
     assert (summary.last.code, summary.last.stored, summary.last.needs_person) == (4, None, False)
     assert summary.open is not None
@@ -100,8 +100,8 @@ def test_rewind_stores_and_records(connection):
 
     assert stored_pair(connection, KEY) == EXPECTED
     act = connection.execute(
-        "SELECT act, from_transaction_id::text, from_position, to_transaction_id::text, to_position, decided_by, "
-        "reason FROM outbox.recorded_acts"
+        "SELECT action, from_transaction_id::text, from_position, to_transaction_id::text, to_position, decided_by, "
+        "reason FROM outbox.audit_log"
     ).fetchall()
     assert act == [("Rewind", "15", 7, "10", 1, "annotation", f"conflict {number}")]
 
@@ -173,21 +173,19 @@ def test_old_ones_go_and_are_counted_but_never_what_waits_for_a_person(database)
 
 def test_the_last_acts_are_kept(database):
     connection = database.direct()
-    act = "INSERT INTO outbox.recorded_acts (act, reason, decided_by) SELECT 'Rewind', n::text, 'x' "
+    act = "INSERT INTO outbox.audit_log (action, reason, decided_by) SELECT 'Rewind', n::text, 'x' "
 
     connection.execute(f"{act} FROM generate_series(1, 10020) AS n")
     connection.execute(f"{act} FROM generate_series(10021, 10021) AS n")
 
-    rows = connection.execute(
-        "SELECT count(*), min(reason::int), max(reason::int) FROM outbox.recorded_acts"
-    ).fetchone()
+    rows = connection.execute("SELECT count(*), min(reason::int), max(reason::int) FROM outbox.audit_log").fetchone()
     assert rows == (10000, 22, 10021)
 
 
 def test_who_records_an_act_waits_for_no_transaction_that_has_recorded_one(database):
     """One that skips a message records that, and may be long: nothing waits for the oldest act that it deletes."""
     connection, skipping = database.connect(), database.connect(autocommit=False)
-    act = "INSERT INTO outbox.recorded_acts (act, reason, decided_by) SELECT 'Skip', n::text, 'x' "
+    act = "INSERT INTO outbox.audit_log (action, reason, decided_by) SELECT 'Skip', n::text, 'x' "
     connection.execute(f"{act} FROM generate_series(1, 10000) AS n")
     skipping.execute(f"{act} FROM generate_series(10001, 10001) AS n")
 
@@ -196,14 +194,14 @@ def test_who_records_an_act_waits_for_no_transaction_that_has_recorded_one(datab
     skipping.commit()
     connection.execute(f"{act} FROM generate_series(10003, 10003) AS n")
 
-    assert connection.execute("SELECT count(*) FROM outbox.recorded_acts").fetchone() == (10000,)
+    assert connection.execute("SELECT count(*) FROM outbox.audit_log").fetchone() == (10000,)
 
 
 def test_what_a_person_decided_last_of_each_partition_is_kept_however_many_acts_others_made(database):
     """Kafka's transactions tell by it what was published before a rewind, Spark of when its directory is."""
     connection = database.direct()
     connection.execute(
-        """INSERT INTO outbox.recorded_acts (act, processor_id, partition, reason, decided_by) VALUES
+        """INSERT INTO outbox.audit_log (action, processor_id, partition, reason, decided_by) VALUES
            ('Rewind', 'orders', 0, 'first', 'x'), ('Rewind', 'orders', 0, 'last', 'x'),
            ('Rewind', 'orders', 1, '', 'x'), ('Accept', 'orders', 0, '', 'x'), ('GiveUp', 'orders', 0, '', 'x'),
            ('ChangePartitions', 'bills', NULL, '', 'x')"""
@@ -214,11 +212,13 @@ def test_what_a_person_decided_last_of_each_partition_is_kept_however_many_acts_
 
     for _ in range(2):
         connection.execute(
-            "INSERT INTO outbox.recorded_acts (act, processor_id, partition, reason, decided_by) "
+            "INSERT INTO outbox.audit_log (action, processor_id, partition, reason, decided_by) "
             "SELECT 'Skip', 'orders', 0, n::text, 'x' FROM generate_series(1, 10000) AS n"
         )
 
     assert [checkpoints.fetch_last_move(connection, key) for key in (orders, other, bills)] == moved
-    acts = connection.execute("SELECT act, reason FROM outbox.recorded_acts WHERE act <> 'Skip' ORDER BY id").fetchall()
+    acts = connection.execute(
+        "SELECT action, reason FROM outbox.audit_log WHERE action <> 'Skip' ORDER BY id"
+    ).fetchall()
     assert acts == [("Rewind", "last"), *[(act, "") for act in ("Rewind", "Accept", "GiveUp", "ChangePartitions")]]
-    assert connection.execute("SELECT count(*) FROM outbox.recorded_acts WHERE act = 'Skip'").fetchone() == (10000,)
+    assert connection.execute("SELECT count(*) FROM outbox.audit_log WHERE action = 'Skip'").fetchone() == (10000,)

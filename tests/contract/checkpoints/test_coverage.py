@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from outbox_core.progress.checkpoint import Checkpoint
-from outbox_core.progress.coverage import as_window, covers, decide_catch_up, join
+from outbox_core.progress.coverage import as_snapshot_range, covers, decide_catch_up, join
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import ResourceRef
 from outbox_worker.postgres.key import ProcessorKey
@@ -45,14 +45,14 @@ def a_place(chance):
 
 
 def row_of(place):
-    window = place.window or SnapshotRange()
+    snapshot_range = place.snapshot_range or SnapshotRange()
     snapshot = lambda text: "null" if text is None else f'"{text}"'  # noqa: E731 - JSON of a text
-    kind = "TransactionOrder" if place.window is None else "Snapshot"
+    kind = "TransactionOrder" if place.snapshot_range is None else "Snapshot"
     return (
         f'{{"cursor_kind": "{kind}", "last_processed_transaction_id": "{place.transaction_id}", '
-        f'"last_processed_position": {place.position}, "lower_snapshot": {snapshot(window.lower)}, '
-        f'"upper_snapshot": {snapshot(window.upper)}, '
-        f'"window_position": {"null" if window.position is None else window.position}}}'
+        f'"last_processed_position": {place.position}, "lower_snapshot": {snapshot(snapshot_range.lower)}, '
+        f'"upper_snapshot": {snapshot(snapshot_range.upper)}, '
+        f'"range_position": {"null" if snapshot_range.position is None else snapshot_range.position}}}'
     )
 
 
@@ -67,8 +67,8 @@ def test_the_database_judges_as_the_worker_does(each_database):
     for _ in range(400):
         one, other = a_place(chance), a_place(chance)
         assert has_examined(connection, decide_catch_up(one, [other]).goal, other)
-        if one.window is not None:
-            mine, theirs = one.window, as_window(other)
+        if one.snapshot_range is not None:
+            mine, theirs = one.snapshot_range, as_snapshot_range(other)
             enough = covers(mine.lower, theirs.end) or (
                 mine.position is not None
                 and theirs.position is not None
@@ -93,17 +93,17 @@ def swap(each_database):
     return connection, {"epoch": epoch, "token": mine}
 
 
-def put(connection, key, resource, token, window):
+def put(connection, key, resource, token, snapshot_range):
     assert ownership.claim(connection, key, resource).granted
     answer = ownership.acquire_lease(connection, key, claim_uid=resource.uid, pod="pod", token=token, lease=HOUR)
-    place = Checkpoint(0, 1, window)
+    place = Checkpoint(0, 1, snapshot_range)
     checkpoints.store(connection, key, new=place, expected=None, epoch=answer.epoch, token=token)
     return answer.epoch
 
 
-def advance(connection, owner, window, coverage=None):
+def advance(connection, owner, snapshot_range, coverage=None):
     seen = coverage or rebuilds.find_coverage(connection, NEW, but_partition=0)
-    return rebuilds.advance_partitions(connection, NEW, seen, {1: Checkpoint(0, 5, window)}, **owner)
+    return rebuilds.advance_partitions(connection, NEW, seen, {1: Checkpoint(0, 5, snapshot_range)}, **owner)
 
 
 def supersede(connection, owner, coverage=None):
@@ -127,14 +127,14 @@ def test_a_partition_that_was_moved_has_no_owner_any_more(swap):
         "SELECT partition, token IS NULL FROM outbox.processor_leases WHERE processor_id = 'orders-v2' ORDER BY 1"
     ).fetchall()
     assert rows == [(0, False), (1, True)]
-    assert stored_pair(connection, OTHER_LANE).window == SnapshotRange("20:20:")
+    assert stored_pair(connection, OTHER_LANE).snapshot_range == SnapshotRange("20:20:")
 
 
 @EVERYWHERE
 def test_what_was_stored_meanwhile_rolls_the_swap_back(swap):
     connection, owner = swap
     mine, theirs = rebuilds.find_coverage(connection, NEW, but_partition=0), rebuilds.find_coverage(connection, OLD)
-    connection.execute("UPDATE outbox.processor_checkpoints SET window_position = 3, upper_snapshot = '30:30:'")
+    connection.execute("UPDATE outbox.processor_checkpoints SET range_position = 3, upper_snapshot = '30:30:'")
     assert not advance(connection, owner, SnapshotRange("20:20:"), mine)
     assert supersede(connection, owner, theirs) is SupersedeAnswer.MOVED
 

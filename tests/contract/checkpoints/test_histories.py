@@ -162,11 +162,11 @@ def test_the_sql_agrees_with_the_model(each_database, seed):
         assert find_difference(histories, answers) is None, f"OUTBOX_SEED={seed}"
 
         rows = {name: (int(t), p) for name, t, p in connection.execute(ROWS).fetchall()}
-        strangers = connection.execute(
-            "SELECT p, outbox.stranger_refusals(p) FROM unnest(%s::text[]) AS p", ([name for name, _, _ in histories],)
+        unowned_calls = connection.execute(
+            "SELECT p, outbox.unowned_calls(p) FROM unnest(%s::text[]) AS p", ([name for name, _, _ in histories],)
         ).fetchall()
         assert {name: rows.get(name) for name, _, _ in histories} == {name: m.row for name, m, _ in histories}
-        assert dict(strangers) == {name: model.strangers for name, model, _ in histories}
+        assert dict(unowned_calls) == {name: model.unowned_calls for name, model, _ in histories}
         answers_seen |= {a for (_, _, steps) in histories for (step, a) in steps if step[0] == "store"}
     assert answers_seen == {ERROR, 0, 1, 2, 3, 4}
 
@@ -181,7 +181,9 @@ FAULTS = [
     pytest.param("p_expected_position IS NULL\n          OR ", "", id="an expected NULL never answers 2"),
     pytest.param("RETURN 3;  -- step 5\n        END IF;", "RETURN 2; END IF;", id="no row answered with 2"),
     pytest.param("RETURN 0;  -- step 3", "RETURN 1;", id="the stored pair stored again"),
-    pytest.param("IF refuses_stranger(p_processor_id, p_partition) THEN", "IF false THEN", id="strangers let in"),
+    pytest.param(
+        "IF refuses_unowned_caller(p_processor_id, p_partition) THEN", "IF false THEN", id="unowned_calls let in"
+    ),
 ]
 
 

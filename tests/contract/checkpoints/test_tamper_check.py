@@ -96,15 +96,15 @@ def test_an_edited_pair(connection, change, stored, answer):
 @pytest.mark.parametrize(
     "change",
     [
-        "window_position = 8",
+        "range_position = 8",
         "lower_snapshot = '10:20:12'",
         "lower_snapshot = NULL",
         "upper_snapshot = '18:31:18'",
-        "upper_snapshot = NULL, window_position = NULL",
+        "upper_snapshot = NULL, range_position = NULL",
         "last_processed_position = 4",
     ],
 )
-def test_an_edited_window(connection, change):
+def test_an_edited_range(connection, change):
     store(connection, acquire(connection), *WINDOWS[:2])
     edit(connection, change)
 
@@ -165,7 +165,7 @@ def test_the_articles_form_stores_by_the_contract(each_database):
     assert found(connection) == Checkpoint(30, 8)
 
 
-@pytest.mark.parametrize("pairs", [[FIRST, SECOND], WINDOWS[:2]], ids=["pair", "window"])
+@pytest.mark.parametrize("pairs", [[FIRST, SECOND], WINDOWS[:2]], ids=["pair", "snapshot range"])
 @pytest.mark.parametrize("gone", [False, True], ids=["edited", "deleted"])
 def test_a_rewind_is_ours(connection, pairs, gone):
     lease = acquire(connection)
@@ -179,7 +179,7 @@ def test_a_rewind_is_ours(connection, pairs, gone):
 
     stored = found(connection)
     assert isinstance(stored, Checkpoint)
-    assert stored.window == pairs[0].window
+    assert stored.snapshot_range == pairs[0].snapshot_range
 
 
 def test_an_accepted_pair_is_ours(connection):
@@ -247,7 +247,7 @@ def test_every_function_that_writes_a_checkpoint_writes_its_copy():
         for name, text in read_functions()
         if re.search(r"(INSERT INTO|UPDATE) processor_checkpoints", text)
     ]
-    not_keeping = {name for name, text in writers if not re.search(r"keep_checkpoint|kept_position =", text)}
+    not_keeping = {name for name, text in writers if not re.search(r"store_shadow_checkpoint|shadow_position =", text)}
 
     assert len(writers) > len(EXEMPT)
     assert not_keeping == set(EXEMPT)

@@ -1,4 +1,4 @@
-"""Mode Competing in the database: which consumer owns a batch, what a window holds, how far the checkpoint is."""
+"""Mode Competing in the database: who has a batch, what a snapshot range holds, how far the checkpoint is."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_batches_are_cut_in_order_and_do_not_overlap(connection):
 
 
 @EVERYWHERE
-def test_who_commits_late_comes_in_a_later_window_and_nobody_waits_for_it(connection, each_database):
+def test_who_commits_late_comes_in_a_later_range_and_nobody_waits_for_it(connection, each_database):
     join(connection)
     late = each_database.connect(autocommit=False)
     (early,) = produce(late, 1)
@@ -87,7 +87,7 @@ def test_only_one_cuts_at_a_time_and_the_other_does_not_wait(connection, each_da
     join(connection)
     produce(connection, 3)
     holder = each_database.connect(autocommit=False)
-    holder.execute("SELECT outbox.lock_frontier('orders', 'u1')")
+    holder.execute("SELECT outbox.lock_dispatch_positions('orders', 'u1')")
     assert taker().claim_next(connection) == NothingTaken(contended=True)
     holder.rollback()
     assert cut(connection, taker()).count == 3
@@ -270,7 +270,7 @@ def test_what_holds_dead_rows_only_is_emptied_though_a_transaction_keeps_vacuum_
             produce(connection, 200)
             assert len(drain(connection, by)) == 200
             maintain(connection)
-            found = [pages(connection, table) for table in ("competing_batches", "competing_frontiers")]
+            found = [pages(connection, table) for table in ("competing_batches", "competing_dispatch_positions")]
             largest = [max(pair) for pair in zip(largest, found, strict=True)]
         assert largest[0] < 90
         assert largest[1] < 24
@@ -280,7 +280,7 @@ def test_what_holds_dead_rows_only_is_emptied_though_a_transaction_keeps_vacuum_
 
 def test_a_child_that_ids_come_round_to_while_it_is_emptied_keeps_every_lanes_latest_row(queue):
     def dispatch_positions():
-        rows = queue.execute("SELECT * FROM outbox.lock_frontier('orders', 'u1')").fetchall()
+        rows = queue.execute("SELECT * FROM outbox.lock_dispatch_positions('orders', 'u1')").fetchall()
         return {row[0]: row[2:6] for row in rows}
 
     def rotate(looks=1):
@@ -288,30 +288,32 @@ def test_a_child_that_ids_come_round_to_while_it_is_emptied_keeps_every_lanes_la
 
     before = dispatch_positions()
     assert len(before) == 10
-    queue.execute("SELECT setval('outbox.competing_frontier_ids', 2042)")  # five copies fit before child 0 comes again
+    queue.execute(
+        "SELECT setval('outbox.competing_dispatch_position_ids', 2042)"
+    )  # five copies fit before child 0 comes again
     assert rotate() == []
     assert dispatch_positions() == before
-    queue.execute("SELECT setval('outbox.competing_frontier_ids', 2 * 2048 + 600)")
-    assert "competing_frontiers_0" in rotate(4)
+    queue.execute("SELECT setval('outbox.competing_dispatch_position_ids', 2 * 2048 + 600)")
+    assert "competing_dispatch_positions_0" in rotate(4)
     assert dispatch_positions() == before
 
 
 def test_a_child_that_another_cut_comes_round_to_while_it_is_emptied_is_kept(queue, database):
     """Between the copies and the lock: an unfinished cut of another processor has the child locked already."""
-    queue.execute("SELECT setval('outbox.competing_frontier_ids', 600)")
+    queue.execute("SELECT setval('outbox.competing_dispatch_position_ids', 600)")
     assert queue.execute("SELECT outbox.rotate_competing()").fetchone() == ([],), "the copies are made"
     with database.direct(autocommit=False) as cutting:
         cutting.execute(
-            "INSERT INTO outbox.competing_frontiers (id, processor_id, lane, lower_snapshot) "
+            "INSERT INTO outbox.competing_dispatch_positions (id, processor_id, priority, lower_snapshot) "
             "VALUES (2048, 'other', 0, '5:5:')"
         )
         with background(lambda: queue.execute("SELECT outbox.rotate_competing()").fetchone()) as done:
             wait_until_blocked(database, done)
             cutting.commit()
         assert done.result() == ([],)
-    assert queue.execute("SELECT id FROM outbox.competing_frontiers WHERE processor_id = 'other'").fetchall() == [
-        (2048,)
-    ]
+    assert queue.execute(
+        "SELECT id FROM outbox.competing_dispatch_positions WHERE processor_id = 'other'"
+    ).fetchall() == [(2048,)]
 
 
 def test_a_processor_with_checkpoints_of_another_mode_is_refused(connection):

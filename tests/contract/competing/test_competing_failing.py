@@ -63,7 +63,7 @@ def test_messages_that_fail_leave_their_batch_in_one_call_each_as_was_decided(co
     assert [failures for _, failures in again.listed] == [1, 1]
     letters = connection.execute("SELECT position, attempts, error_class FROM outbox.dead_letters").fetchall()
     assert letters == [(produced[2], 1, "ValueError")]
-    acts = connection.execute("SELECT act, to_position FROM outbox.recorded_acts").fetchall()
+    acts = connection.execute("SELECT action, to_position FROM outbox.audit_log").fetchall()
     assert acts == [("Skip", produced[3])]
 
 
@@ -192,10 +192,10 @@ def test_the_frontier_reaches_the_last_message_once_what_was_in_progress_beside_
     assert find(connection, by) is None
     of_last = connection.execute("SELECT transaction_id::text::bigint FROM outbox.messages").fetchone()[0]
     assert stored(connection).transaction_id >= of_last, "everything up to the last message is done"
-    rows = count(connection, "competing_frontiers")
+    rows = count(connection, "competing_dispatch_positions")
     for _ in range(3):
         assert by.claim_next(connection) == NothingTaken()
-    assert count(connection, "competing_frontiers") == rows, "an idle consumer writes nothing"
+    assert count(connection, "competing_dispatch_positions") == rows, "an idle consumer writes nothing"
 
 
 @EVERYWHERE
@@ -211,7 +211,7 @@ def test_a_consumer_that_comes_later_moves_the_frontier_to_the_last_message_too(
     beside.rollback()
     assert find(connection, taker("two")) is None
     (lower,) = connection.execute(
-        "SELECT lower_snapshot::text FROM outbox.competing_frontiers ORDER BY id DESC LIMIT 1"
+        "SELECT lower_snapshot::text FROM outbox.competing_dispatch_positions ORDER BY id DESC LIMIT 1"
     ).fetchone()
     assert parse_snapshot(lower).in_progress == frozenset()
 

@@ -184,7 +184,7 @@ class History:
 
     def part(self):
         """The ids go on to the next child, as after a thousand batches."""
-        name = self.chance.choice(["competing_batch_ids", "competing_frontier_ids"])
+        name = self.chance.choice(["competing_batch_ids", "competing_dispatch_position_ids"])
         self.look.execute(f"SELECT setval('outbox.{name}', nextval('outbox.{name}') + 512)")
 
     def settle(self):

@@ -41,7 +41,7 @@ from tests.support.servers.postgres import build_source
 def test_a_segment_of_a_lane_whose_frontier_is_gone_is_never_emptied(queue):
     put(queue, 3)
     drain(queue, taker(settings=JOBS))
-    queue.execute("DELETE FROM outbox.competing_frontiers WHERE lane = 5")
+    queue.execute("DELETE FROM outbox.competing_dispatch_positions WHERE priority = 5")
     queue.execute("SELECT outbox.rotate_queue('orders', '0', 0)")  # producers go on in the next one
     assert queue.execute("SELECT outbox.rotate_queue('orders', '0', 0)").fetchone() == ([],)
     assert count(queue, "queue_jobs") == 3

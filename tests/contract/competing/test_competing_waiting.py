@@ -211,7 +211,7 @@ def test_dead_letters_of_the_outbox_are_handed_out_again_even_if_their_rows_are_
     assert by.complete(connection, again, again.upto, 1)
     assert dead(connection) == []
     assert stored(connection) >= before
-    acts = connection.execute("SELECT act, reason FROM outbox.recorded_acts").fetchall()
+    acts = connection.execute("SELECT action, reason FROM outbox.audit_log").fetchall()
     assert acts == [("Redrive", "1 dead letters: mended")]
     assert produced[0] == gone.checkpoint.position
 
@@ -232,13 +232,13 @@ def test_what_is_handed_back_or_lapsed_of_redriven_messages_comes_again(connecti
     assert two.complete(connection, again, again.upto, 1)
 
 
-def test_a_message_that_is_skipped_is_a_recorded_act(connection):
+def test_a_message_that_is_skipped_is_recorded_in_the_audit_log(connection):
     join(connection)
     produce(connection, 1)
     by = taker()
     message = fail_first(connection, by, cut(connection, by), RefusalVerdict(RefusalAction.SKIP, 2))
     ((act, position, reason),) = connection.execute(
-        "SELECT act, to_position, reason FROM outbox.recorded_acts"
+        "SELECT action, to_position, reason FROM outbox.audit_log"
     ).fetchall()
     assert (act, position) == ("Skip", message.checkpoint.position)
     assert "after 2 attempts: ValueError" in reason

@@ -10,7 +10,7 @@ from tests.support.servers.postgres import wait_until
 
 EVERYTHING = """
 SELECT 'batch ' || b.id FROM outbox.competing_batches b
-UNION ALL SELECT 'frontier ' || f.id FROM outbox.competing_frontiers f
+UNION ALL SELECT 'dispatch position ' || f.id FROM outbox.competing_dispatch_positions f
 UNION ALL SELECT 'message ' || m.position FROM outbox.queue_jobs m ORDER BY 1"""
 LOOKS = 8
 
@@ -44,7 +44,8 @@ def move_on(connection):
     """Let the next batches and dispatch positions go into other tables."""
     connection.execute(
         "SELECT setval('outbox.competing_batch_ids', 1024 + (SELECT last_value FROM outbox.competing_batch_ids)), "
-        "setval('outbox.competing_frontier_ids', 512 + (SELECT last_value FROM outbox.competing_frontier_ids))"
+        "setval('outbox.competing_dispatch_position_ids', "
+        "512 + (SELECT last_value FROM outbox.competing_dispatch_position_ids))"
     )
 
 
@@ -67,7 +68,7 @@ def test_a_snapshot_from_when_a_batch_was_in_hand_sees_it_and_all_that_was_owed(
     assert dump.execute(EVERYTHING).fetchall() == owed
     dump.close()
     kinds = {name.rstrip("0123") for name in rotate(connection, LOOKS)}
-    assert kinds == {"competing_batches_", "competing_frontiers_", "queue_jobs_"}
+    assert kinds == {"competing_batches_", "competing_dispatch_positions_", "queue_jobs_"}
 
 
 def test_whoever_imports_the_snapshot_of_a_session_that_ends_between_two_looks_sees_it_too(database, connection, by):
@@ -95,7 +96,7 @@ def test_a_snapshot_taken_between_any_two_looks_sees_every_lane(database, connec
     rotate(connection, looks)
     dump = snapshot(database)
     rotate(connection, LOOKS)
-    priorities = "SELECT count(DISTINCT lane) FROM outbox.competing_frontiers"
+    priorities = "SELECT count(DISTINCT priority) FROM outbox.competing_dispatch_positions"
     assert dump.execute(priorities).fetchone() == connection.execute(priorities).fetchone() == (10,)
     dump.close()
     assert drain(connection, by) == []
@@ -142,4 +143,4 @@ def test_over_the_outbox_too(database):
     drain(connection, taker())
     move_on(connection)
     emptied = [name for _ in range(LOOKS) for name in maintain(connection)]
-    assert {name.rstrip("0123") for name in emptied} == {"competing_batches_", "competing_frontiers_"}
+    assert {name.rstrip("0123") for name in emptied} == {"competing_batches_", "competing_dispatch_positions_"}

@@ -98,7 +98,7 @@ def test_force_ends_the_lease_of_whoever_had_the_claim(each_database):
     assert each_database.connect().execute(FORCE).fetchone() == (True,)
 
     assert store(batch, (20, 5), NOTHING, owner=(epoch, OLD)) == NOT_OWNER
-    acts = each_database.direct().execute("SELECT act, decided_by, reason FROM outbox.recorded_acts").fetchall()
+    acts = each_database.direct().execute("SELECT action, decided_by, reason FROM outbox.audit_log").fetchall()
     assert acts == [("TakeOver", "x/y/z", "claim of c/n/a taken by force")]
 
 

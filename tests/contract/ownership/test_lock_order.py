@@ -161,14 +161,14 @@ def counted(each_database):
     return survivor, successor, (epoch, token)
 
 
-ACCUSED = "SELECT accused FROM outbox.processor_suspicions"
+ACCUSED = "SELECT counted_tokens FROM outbox.processor_crashes"
 
 
 @EVERYWHERE
 def test_a_process_that_was_counted_as_crashed_does_not_wait_for_the_owners_commit(each_database, counted):
     survivor, successor, owner = counted
     connection = each_database.connect()
-    successor.execute("SELECT outbox.end_suspect('orders', 0, %s, %s)", owner)
+    successor.execute("SELECT outbox.end_in_flight('orders', 0, %s, %s)", owner)
 
     assert not acquire(connection, KEY, survivor).acquired
     successor.commit()
@@ -191,5 +191,5 @@ def test_it_and_another_one_that_ask_at_once_are_both_answered(each_database, co
 
     assert first.result().acquired
     assert not second.result().acquired
-    (accused,) = each_database.direct().execute(ACCUSED).fetchone()
-    assert survivor not in accused
+    (counted_tokens,) = each_database.direct().execute(ACCUSED).fetchone()
+    assert survivor not in counted_tokens

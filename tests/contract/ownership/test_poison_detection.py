@@ -74,7 +74,7 @@ def test_what_was_tried_when_an_owner_died_is_under_suspicion_and_less_each_time
 
 
 def test_another_message_alone_is_not_taken_for_it(connection):
-    """With the cursor Snapshot another window may bring another message to the same counter."""
+    """With the cursor Snapshot another snapshot range may bring another message to the same counter."""
     lease, _ = begin(connection)
     store(connection, lease, None, BEGINNING)
     assert mark(connection, lease, 1) == 0

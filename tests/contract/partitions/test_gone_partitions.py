@@ -47,17 +47,17 @@ def connection(anywhere):
     return connection
 
 
-def at_line(connection, count, generation):
+def at_barrier(connection, count, generation):
     """Ask for another number, and let all partitions be at the barrier."""
     rebalance.ask(connection, KEY, OURS, generation=generation, count=count, by=BY)
     connection.execute(
-        "UPDATE outbox.processor_checkpoints c SET last_processed_transaction_id = d.line_transaction_id, "
-        "last_processed_position = d.line_position FROM outbox.processor_partitions d"
+        "UPDATE outbox.processor_checkpoints c SET last_processed_transaction_id = d.barrier_transaction_id, "
+        "last_processed_position = d.barrier_position FROM outbox.processor_partitions d"
     )
 
 
 def divide(connection, count, generation):
-    at_line(connection, count, generation)
+    at_barrier(connection, count, generation)
     assert rebalance.change(connection, KEY, "u1")
 
 
@@ -80,7 +80,7 @@ def test_no_lease_is_granted_on_it_and_the_answer_names_no_epoch(connection):
 
 
 def test_no_lease_is_granted_beside_a_change_that_takes_it_away(anywhere, connection):
-    at_line(connection, 2, 2)
+    at_barrier(connection, 2, 2)
     changing = anywhere.connect(autocommit=False)
     assert rebalance.change(changing, KEY, "u1")
     asking = anywhere.connect()
@@ -108,7 +108,7 @@ def test_who_reports_after_the_change_what_it_was_told_before_opens_nothing(conn
 
 def test_who_reports_beside_the_change_opens_nothing(anywhere, connection):
     epoch = ask(connection, GONE).epoch
-    at_line(connection, 2, 2)
+    at_barrier(connection, 2, 2)
     changing = anywhere.connect(autocommit=False)
     assert rebalance.change(changing, KEY, "u1")
     reporting = anywhere.connect()
@@ -138,7 +138,7 @@ def test_a_row_that_somebody_stores_for_it_is_in_no_changes_way(connection):
     assert ownership.release_claim(connection, KEY, "u1")
     assert store(connection, (5, 5), partition=2) == STORED
     assert ownership.claim(connection, KEY, OURS).granted
-    at_line(connection, 3, 3)
+    at_barrier(connection, 3, 3)
     division = rebalance.fetch(connection, KEY)
     assert division is not None
     assert rebalance.change(connection, KEY, "u1")

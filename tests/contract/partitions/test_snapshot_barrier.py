@@ -76,13 +76,13 @@ def change(connection):
     return rebalance.change(connection, KEY, "u1")
 
 
-def go_to(connection, window, *numbers):
-    """Let partitions have examined a window, as their owners would have stored it."""
+def go_to(connection, snapshot_range, *numbers):
+    """Let partitions have examined a snapshot range, as their owners would have stored it."""
     connection.execute(
         "UPDATE outbox.processor_checkpoints SET last_processed_position = last_processed_position + 1 + partition, "
-        "lower_snapshot = %s::text::pg_snapshot, upper_snapshot = %s::text::pg_snapshot, window_position = %s "
+        "lower_snapshot = %s::text::pg_snapshot, upper_snapshot = %s::text::pg_snapshot, range_position = %s "
         "WHERE partition = ANY (%s)",
-        (window.lower, window.upper, window.position, list(numbers)),
+        (snapshot_range.lower, snapshot_range.upper, snapshot_range.position, list(numbers)),
     )
 
 
@@ -108,24 +108,24 @@ class TestTheBarrier:
             unaware = []
             for act in acts:
                 act()
-                window = fetch_snapshot(connection)
+                snapshot_range = fetch_snapshot(connection)
                 assert now(connection).mark is None, "it is not visible"
-                unaware.append(window)
+                unaware.append(snapshot_range)
             asking.commit()
             for _ in range(2):
-                window = fetch_snapshot(connection)
-                assert now(connection).is_beyond_barrier(Checkpoint(0, 2, SnapshotRange(window))), (
+                snapshot_range = fetch_snapshot(connection)
+                assert now(connection).is_beyond_barrier(Checkpoint(0, 2, SnapshotRange(snapshot_range))), (
                     "not drawn yet: to be dropped"
                 )
             asked = now(connection)
-            line = draw(connection).window.lower
+            line = draw(connection).snapshot_range.lower
             assert parse_snapshot(line).sees(asked.mark)
-            for window in unaware:
-                assert sees(line, window)
-                assert not asked.is_beyond_barrier(Checkpoint(0, 2, SnapshotRange(window)))
-                assert not now(connection).is_beyond_barrier(Checkpoint(0, 2, SnapshotRange(window, line, 5))), (
-                    "the last window"
-                )
+            for snapshot_range in unaware:
+                assert sees(line, snapshot_range)
+                assert not asked.is_beyond_barrier(Checkpoint(0, 2, SnapshotRange(snapshot_range)))
+                assert not now(connection).is_beyond_barrier(
+                    Checkpoint(0, 2, SnapshotRange(snapshot_range, line, 5))
+                ), "the last snapshot range"
             insert(connection, "later")
             assert now(connection).is_beyond_barrier(Checkpoint(0, 2, SnapshotRange(fetch_snapshot(connection))))
             ask(connection, 3, 2 * generation + 1)
@@ -143,13 +143,13 @@ class TestTheBarrier:
         assert now(connection).mark is None
         asking.commit()
         assert not sees(tempting, read)
-        assert sees(draw(connection).window.lower, read)
+        assert sees(draw(connection).snapshot_range.lower, read)
 
-    def test_looking_before_taking_the_window_would_pass_it(self, connection):
-        """The other one: the look finds nothing, and the window that is taken then sees more than the barrier."""
+    def test_looking_before_taking_the_range_would_pass_it(self, connection):
+        """The other one: the look finds nothing, and the range that is taken then sees more than the barrier."""
         assert now(connection).mark is None
         ask(connection, 5, 2)
-        line = draw(connection).window.lower
+        line = draw(connection).snapshot_range.lower
         insert(connection, "message")
         assert not sees(line, fetch_snapshot(connection))
 
@@ -167,11 +167,11 @@ class TestTheBarrier:
         insert(connection, "message")
         ask(connection, 8, 3)
         assert (now(connection).next_count, now(connection).mark) == (8, mark)
-        assert draw(connection).window == drawn.window
+        assert draw(connection).snapshot_range == drawn.snapshot_range
         ask(connection, 3, 4)
         ask(connection, 5, 5)
         assert now(connection).barrier is None, "another change has another line"
-        assert draw(connection).window != drawn.window
+        assert draw(connection).snapshot_range != drawn.snapshot_range
 
     def test_who_waited_for_the_row_takes_a_snapshot_that_sees_what_it_says_by_then(self, anywhere, connection):
         """Taken back and asked for again while it is drawn: the old statement's snapshot would not see the new mark."""
@@ -184,7 +184,7 @@ class TestTheBarrier:
             wait_until_blocked(anywhere, answer)
             read = fetch_snapshot(connection)
             other.commit()
-        line = answer.result().window.lower
+        line = answer.result().snapshot_range.lower
         assert parse_snapshot(line).sees(now(connection).mark)
         assert sees(line, read)
 
@@ -204,10 +204,10 @@ class TestTheBarrier:
         before = stopping.fetch(connection, start, 10)
         after = reader.fetch(connection, start, 10)
         assert (len(before), len(after)) == (1, 2)
-        assert before.examined.window == line.window
+        assert before.examined.snapshot_range == line.snapshot_range
         assert len(stopping.fetch(connection, before.examined, 10)) == 0
         beyond = stopping.fetch(connection, after.examined, 10)
-        assert (len(beyond), beyond.examined.window) == (0, after.examined.window)
+        assert (len(beyond), beyond.examined.snapshot_range) == (0, after.examined.snapshot_range)
 
 
 def build_reader(division):
@@ -227,17 +227,17 @@ class TestChanging:
     def test_all_at_the_line_it_changes_and_new_partitions_start_there(self, connection, count):
         ask(connection, count, 2)
         assert not change(connection), "no line is drawn"
-        line = draw(connection).window
+        line = draw(connection).snapshot_range
         go_to(connection, line, 0, 1)
-        open_window = SnapshotRange(rows(connection)[2].window.lower, line.lower, 7)
-        go_to(connection, open_window, 2)
-        assert not change(connection), "partition 2 is inside its last window"
+        open_range = SnapshotRange(rows(connection)[2].snapshot_range.lower, line.lower, 7)
+        go_to(connection, open_range, 2)
+        assert not change(connection), "partition 2 is inside its last snapshot range"
         go_to(connection, line, 2)
         assert change(connection)
         assert (now(connection).count, now(connection).next_count, now(connection).mark) == (count, None, None)
         found = rows(connection)
         assert len(found) == count
-        assert {(each.transaction_id, each.position, each.window) for each in found.values()} == {
+        assert {(each.transaction_id, each.position, each.snapshot_range) for each in found.values()} == {
             (0, found[0].position, line)
         }
         assert not change(connection), "once"
@@ -248,12 +248,12 @@ class TestChanging:
         for generation, count in enumerate([2, 5, 3], 2):
             before = now(connection).count
             ask(connection, count, generation)
-            go_to(connection, draw(connection).window, *range(before))
+            go_to(connection, draw(connection).snapshot_range, *range(before))
             highest = max(highest, *(each.position for each in rows(connection).values()))
             assert change(connection)
             assert {each.position for each in rows(connection).values()} == {highest + 1}
         expected = rows(connection)[1]
-        new = Checkpoint(0, expected.position + 1, expected.window)
+        new = Checkpoint(0, expected.position + 1, expected.snapshot_range)
         answer = checkpoints.store(connection, part(1), new=new, expected=expected, epoch=epoch, token=token)
         assert answer is StoreAnswer.NOT_OWNER
 
@@ -261,7 +261,7 @@ class TestChanging:
         ask(connection, 2, 2)
         line = draw(connection)
         mark = now(connection).mark
-        go_to(connection, line.window, 0, 2)
+        go_to(connection, line.snapshot_range, 0, 2)
         insert(connection, "skipped")
         go_to(connection, SnapshotRange(fetch_snapshot(connection)), 1)
         connection.execute(
@@ -277,15 +277,15 @@ class TestChanging:
         assert now(connection).barrier is None
         assert now(connection).mark > mark
         assert not now(connection).is_beyond_barrier(rows(connection)[1])
-        assert sees(draw(connection).window.lower, rows(connection)[1].window.lower)
+        assert sees(draw(connection).snapshot_range.lower, rows(connection)[1].snapshot_range.lower)
         mark = now(connection).mark
         assert not change(connection)
         assert now(connection).mark == mark, "once"
-        go_to(connection, now(connection).barrier.window, 0, 1, 2)
+        go_to(connection, now(connection).barrier.snapshot_range, 0, 1, 2)
         assert change(connection)
 
 
 def test_a_change_has_one_kind_of_line(connection):
     ask(connection, 2, 2)
     with pytest.raises(psycopg.errors.CheckViolation):
-        connection.execute("UPDATE outbox.processor_partitions SET line_transaction_id = '5', line_position = 1")
+        connection.execute("UPDATE outbox.processor_partitions SET barrier_transaction_id = '5', barrier_position = 1")

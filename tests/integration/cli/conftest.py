@@ -170,10 +170,10 @@ class Shop:
         told = conflicts.Refusal(code, expected, stored, expected, 1, "pod-a", self.resource.uid, needs_person=True)
         return conflicts.record_refusal(self.connection, self.key, told)
 
-    def acts(self) -> list[tuple[Any, ...]]:
+    def audit_log(self) -> list[tuple[Any, ...]]:
         return self.connection.execute(
-            "SELECT act, from_transaction_id::text || ':' || from_position, "
-            "to_transaction_id::text || ':' || to_position, reason, decided_by FROM outbox.recorded_acts ORDER BY id"
+            "SELECT action, from_transaction_id::text || ':' || from_position, "
+            "to_transaction_id::text || ':' || to_position, reason, decided_by FROM outbox.audit_log ORDER BY id"
         ).fetchall()
 
 

@@ -63,7 +63,7 @@ def walk(outbox, worker, mode):
     )
     rows = outbox.connection.execute("SELECT message_id, blocks FROM outbox.dead_letters").fetchall()
     assert rows == [("message-7", False)]
-    acts = outbox.connection.execute("SELECT act, reason FROM outbox.recorded_acts ORDER BY id").fetchall()
+    acts = outbox.connection.execute("SELECT action, reason FROM outbox.audit_log ORDER BY id").fetchall()
     assert ("GiveUp", "it stopped the processor") in acts
 
 

@@ -80,13 +80,13 @@ def test_looking_and_redriving_by_key_keeps_the_order(failing, workers, call):
     failing.mend()
     assert len(failing.dead()) == 2
     status, out, err = call("redrive", "orders", "--key", "key-2", "--reason", "mended", "--yes")
-    assert (status, out.startswith("1 redriven; recorded as an act of ")) == (0, True), err
+    assert (status, out.startswith("1 redriven; recorded in the audit log for ")) == (0, True), err
     failing.wait_handled(set(range(60)) - set(range(8, 60, KEYS)))
     status, _, _ = call("dead-letters", "drop", "orders", "--id", str(letters[1]["id"]), "--reason", "old", "--yes")
     assert status == 0
     failing.wait_handled(set(range(60)) - {8})
     failing.assert_once_and_in_order()
-    acts = failing.connection.execute("SELECT act, reason FROM outbox.recorded_acts ORDER BY id").fetchall()
+    acts = failing.connection.execute("SELECT action, reason FROM outbox.audit_log ORDER BY id").fetchall()
     assert acts == [
         ("Redrive", "1 dead letters: mended"),
         ("DropDeadLetter", "message message-8 of type Numbered, key key-3: old"),
@@ -188,7 +188,7 @@ def test_stopped_messages_are_decided_about_in_short_transactions(failing, call,
     assert (status, out.split()[0]) == (0, "1203"), err
     acts = failing.connection.execute(
         "SELECT sum(coalesce(substring(reason from '^[0-9]+(?= held)')::int, 1)), count(DISTINCT xmin::text) "
-        "FROM outbox.recorded_acts"
+        "FROM outbox.audit_log"
     ).fetchone()
     assert acts == (1_203, 4), "602 and 601 in transactions of at most 500"
 
@@ -198,7 +198,7 @@ def test_a_rate_holds_for_stopped_messages_too(failing, call):
     status, out, err = call("redrive", "orders", "--all", "--rate", "4", "--reason", "mended", "--yes")
     assert (status, out.split()[0]) == (0, "8"), err
     acts = failing.connection.execute(
-        "SELECT reason, acted_at - min(acted_at) OVER () FROM outbox.recorded_acts ORDER BY id"
+        "SELECT reason, decided_at - min(decided_at) OVER () FROM outbox.audit_log ORDER BY id"
     ).fetchall()
     assert [reason for reason, _ in acts] == ["4 held messages: mended"] * 2
     assert acts[1][1].total_seconds() > 0.8, "no faster than asked"

@@ -21,7 +21,7 @@ HOUR = timedelta(hours=1)
 
 
 def cut(connection, taker):
-    """Take the next batch; the window that was open when the processor began is empty."""
+    """Take the next batch; the snapshot range that was open when the processor began is empty."""
     found = taker.claim_next(connection)
     while not isinstance(found, ClaimedBatch):
         assert found.moved

@@ -1,4 +1,4 @@
-"""`outbox status` while the number of partitions changes, where checkpoints are windows between snapshots."""
+"""`outbox status` while the number of partitions changes, where checkpoints are snapshot ranges between snapshots."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def draw(shop):
     now = rebalance.fetch(shop.connection, shop.key)
     assert now is not None
     assert now.barrier is not None
-    assert now.barrier.window is not None
-    return now.barrier.window.lower
+    assert now.barrier.snapshot_range is not None
+    return now.barrier.snapshot_range.lower
 
 
 def change_of(cli):
@@ -54,7 +54,7 @@ def test_it_says_how_far_the_change_is_and_names_the_message_it_waits_for(cli, d
     assert change_of(cli) is None
     ask(divided, 5, 1)
     asked = change_of(cli)
-    assert (asked["count"], asked["nextCount"], asked["atLine"]) == (3, 5, 0)
+    assert (asked["count"], asked["nextCount"], asked["atBarrier"]) == (3, 5, 0)
     assert asked["message"] == "changing partitions 3 -> 5: 0 of 3 at the barrier, waiting for partitions 0, 1, 2"
 
     line = draw(divided)
@@ -76,8 +76,8 @@ def line_of(divided):
     found = rebalance.fetch(divided.connection, divided.key)
     assert found is not None
     assert found.barrier is not None
-    assert found.barrier.window is not None
-    return found.barrier.window.lower
+    assert found.barrier.snapshot_range is not None
+    return found.barrier.snapshot_range.lower
 
 
 def test_the_change_is_an_act_with_the_snapshot(cli, divided):
@@ -89,6 +89,6 @@ def test_the_change_is_an_act_with_the_snapshot(cli, divided):
     )
     assert rebalance.change(divided.connection, divided.key, divided.resource.uid)
     (act,) = cli.json("audit", "orders")
-    assert (act["act"], act["to"], act["reason"]) == (
+    assert (act["action"], act["to"], act["reason"]) == (
         "ChangePartitions", "0:3", f"3 partitions became 5 (after the snapshot {line})",
     )  # fmt: skip

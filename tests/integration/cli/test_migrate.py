@@ -33,7 +33,7 @@ def test_migrate(outbox):
     assert dry.stdout.splitlines()[0] == "would apply 0001_pre_schema"
     assert first.stdout == dry.stdout.replace("would apply", "applied")
     assert again.stdout == "nothing to apply\n"
-    assert [each.stdout for each in after] == ["applied 0002_post_former_functions\n", "nothing to apply\n"]
+    assert [each.stdout for each in after] == ["nothing to apply\n", "nothing to apply\n"]
 
 
 def test_adopt(outbox, empty_database):
@@ -105,7 +105,7 @@ def test_a_dry_run_of_confirm_identity_is_refused_as_the_act_is(outbox, empty_da
     (before,) = connection.execute("SELECT database_uuid FROM outbox.database_identity").fetchone()
     assert outbox("confirm-identity", action, "--dry-run").returncode == 0
     assert connection.execute("SELECT database_uuid FROM outbox.database_identity").fetchone() == (before,)
-    assert connection.execute("SELECT count(*) FROM outbox.recorded_acts").fetchone() == (0,)
+    assert connection.execute("SELECT count(*) FROM outbox.audit_log").fetchone() == (0,)
     connection.execute(
         "INSERT INTO outbox.messages (message_type, data, transaction_id) VALUES ('Restored', '{}', '99999999')"
     )

@@ -81,7 +81,7 @@ def test_what_is_examined_goes_and_the_rest_stays(cli, shop):
     assert cli.json("prune", *ACT)["deleted"] == 2
     rows = shop.connection.execute("SELECT position FROM outbox.messages ORDER BY position").fetchall()
     assert [row[0] for row in rows] == [second.position + 1, second.position + 2]
-    acts = [(act[0], act[3]) for act in shop.acts()]
+    acts = [(act[0], act[3]) for act in shop.audit_log()]
     assert [act for act, _ in acts] == ["Prune", "Prune"]
     assert "the disk is full" in acts[0][1]
     assert "2 deleted" in acts[1][1]
@@ -198,7 +198,7 @@ def test_nothing_is_deleted_that_cannot_be_recorded(cli, shop):
     shop.store(shop.produce(1)[0])
     shop.connection.execute(
         "CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no acts today'; END $$; "
-        "CREATE TRIGGER refuse BEFORE INSERT ON outbox.recorded_acts FOR EACH ROW EXECUTE FUNCTION public.refuse()"
+        "CREATE TRIGGER refuse BEFORE INSERT ON outbox.audit_log FOR EACH ROW EXECUTE FUNCTION public.refuse()"
     )
     done = cli.run("prune", REMOTE, "--yes", "--reason", "r")
     assert done.returncode == 1
@@ -327,7 +327,7 @@ def test_a_source_without_a_schema_of_ours_is_pruned_and_recorded_beside_its_rea
         assert cli.json("prune", *options, "--dry-run")["prunable"] == 2
         assert cli.json("prune", *options, "--yes", "--reason", "monthly")["deleted"] == 2
     assert connection.execute("SELECT n FROM public.shop_outbox").fetchall() == [(3,)]
-    assert [act[3].split(":")[0] for act in shop.acts()] == [
+    assert [act[3].split(":")[0] for act in shop.audit_log()] == [
         "prune of public.shop_outbox begins", "prune of public.shop_outbox ended"
     ]  # fmt: skip
 
@@ -401,7 +401,8 @@ def test_pruned_again_and_again_beside_everything_nothing_is_lost(cli, outbox, w
     except AssertionError as err:
         rows = outbox.connection.execute(
             "SELECT processor_id || ' ' || c::text FROM outbox.processor_checkpoints c UNION ALL "
-            "SELECT f::text FROM outbox.competing_frontiers f UNION ALL SELECT b::text FROM outbox.competing_batches b "
+            "SELECT f::text FROM outbox.competing_dispatch_positions f UNION ALL "
+            "SELECT b::text FROM outbox.competing_batches b "
             "UNION ALL SELECT m.transaction_id::text FROM outbox.messages m UNION ALL "
             "SELECT concat_ws(' ', pid, datname, state, backend_xid, query) FROM pg_stat_activity WHERE state <> 'idle'"
         ).fetchall()

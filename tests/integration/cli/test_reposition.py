@@ -1,4 +1,4 @@
-"""Rewind and skip-to: a preview that counts, a question, a recorded act; refused where it would do harm."""
+"""Rewind and skip-to: a preview that counts, a question, an entry in the audit log; refused where it would do harm."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def test_a_dry_run_counts_by_type_and_changes_nothing(cli, shop, moved):
     assert (found["done"], found["atLeast"], found["ownerLive"]) == (False, False, False)
     said = cli.run("rewind", "orders", "--to", str(moved[0]), "--dry-run").stdout
     assert "3 messages would be handled again (2 OrderPlaced, 1 OrderPaid)" in said
-    assert (shop.stored(), shop.acts()) == (moved[3], [])
+    assert (shop.stored(), shop.audit_log()) == (moved[3], [])
 
 
-def test_a_rewind_is_a_recorded_act(cli, shop, moved):
+def test_a_rewind_is_recorded_in_the_audit_log(cli, shop, moved):
     found = cli.json("rewind", "orders", "--to", str(moved[0]), "--yes", *WHY)
     assert found["done"] is True
     assert shop.stored() == moved[0]
-    ((act, before, after, reason, decided_by),) = shop.acts()
+    ((act, before, after, reason, decided_by),) = shop.audit_log()
     assert (act, before, after) == ("Rewind", str(moved[3]), str(moved[0]))
     assert reason == "rewind: invoices were wrong"
     assert re.fullmatch(r".+@.+", decided_by)
@@ -57,14 +57,14 @@ def test_a_value_that_cannot_be_is_answered_in_a_sentence(cli, moved, arguments,
     assert done.stderr.startswith(f"outbox: {said}should ")
 
 
-def test_a_skip_is_a_recorded_act(cli, shop, moved):
+def test_a_skip_is_recorded_in_the_audit_log(cli, shop, moved):
     preview = cli.json("skip-to", "orders", "--to", str(moved[4]), "--dry-run")
     assert (preview["direction"], preview["byType"]) == ("forward", {"OrderPaid": 1})
     done = cli.process("skip-to", "orders", "--to", str(moved[4]), "--yes", *WHY)
     assert done.returncode == 0, done.stderr
     assert "1 messages would be passed over, never handled" in done.stderr
     assert shop.stored() == moved[4]
-    assert shop.acts()[0][3] == "skip-to: invoices were wrong"
+    assert shop.audit_log()[0][3] == "skip-to: invoices were wrong"
 
 
 def test_places_by_position_time_beginning_and_end(cli, shop, moved):
@@ -93,7 +93,7 @@ def test_refused_while_an_owner_is_live(cli, shop, moved):
     assert done.returncode == 3
     assert "pod pod-a is the live owner" in done.stderr
     assert "kubectl outbox pause" in done.stderr
-    assert (shop.stored(), shop.acts()) == (moved[3], [])
+    assert (shop.stored(), shop.audit_log()) == (moved[3], [])
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_refused_with_the_reason(cli, shop, moved, arguments, status, said):
     done = cli.run(*arguments)
     assert done.returncode == status
     assert said in done.stderr
-    assert (shop.stored(), shop.acts()) == (moved[3], [])
+    assert (shop.stored(), shop.audit_log()) == (moved[3], [])
 
 
 def test_a_rewind_forward_and_a_move_to_the_same_place_are_refused(cli, moved):
@@ -171,7 +171,7 @@ def test_somebody_who_worked_during_the_question_is_noticed(cli, shop, moved):
     waiting.join()
     assert done[0].returncode == 3
     assert "a worker was active meanwhile" in done[0].stderr
-    assert shop.acts() == []
+    assert shop.audit_log() == []
     assert shop.stored() == pair(f"{moved[3].transaction_id}:{moved[3].position + 1}")
 
 

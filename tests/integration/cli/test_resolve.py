@@ -47,7 +47,7 @@ def test_accepting_shows_what_it_means_and_lets_work_go_on(cli, shop, blocked):
     assert done.returncode == 0, done.stderr
     assert "3 messages would be passed over, never handled" in done.stderr
     assert f"kubectl outbox accept orders -n shop --conflict {number}" in done.stderr, "nobody there looks by itself"
-    ((act, _, after, reason, decided_by),) = shop.acts()
+    ((act, _, after, reason, decided_by),) = shop.audit_log()
     assert (act, after, reason) == ("Accept", str(stored), f"conflict {number}")
     assert decided_by.endswith(": the script was right")
     assert cli.json("conflicts", "list", "--check") == []
@@ -77,7 +77,7 @@ def test_a_conflict_of_another_processor_than_the_manifests_is_not_accepted(cli,
     done = cli.run("conflicts", "accept", str(number), "-f", str(manifest), "--pair", str(stored), "--yes", *WHY)
     assert done.returncode == 3
     assert f"conflict {number} is of processor orders, and the manifest of invoices" in done.stderr
-    assert shop.acts() == []
+    assert shop.audit_log() == []
 
 
 def test_accepting_is_refused_without_the_pair_that_was_seen(cli, shop, blocked):
@@ -89,7 +89,7 @@ def test_accepting_is_refused_without_the_pair_that_was_seen(cli, shop, blocked)
     assert f"--pair {stored}" in unseen.stderr
     assert f"the stored pair is {stored}, not {expected}" in another.stderr
     assert "there is no conflict 4711" in unknown.stderr
-    assert shop.acts() == []
+    assert shop.audit_log() == []
 
 
 def test_a_decided_conflict_is_not_decided_again(cli, shop, blocked):
@@ -99,7 +99,7 @@ def test_a_decided_conflict_is_not_decided_again(cli, shop, blocked):
     again = cli.run(*arguments)
     assert again.returncode == 3
     assert "does not wait for a person: Accept" in again.stderr
-    assert len(shop.acts()) == 1
+    assert len(shop.audit_log()) == 1
 
 
 def test_a_rewind_decides_the_open_conflict(cli, shop, blocked):
@@ -150,7 +150,7 @@ def test_claims_are_shown(cli, shop):
     assert "pod-a" in cli.run("claim", "show", "orders").stdout
 
 
-def test_a_claim_is_released_by_force_as_a_recorded_act(cli, shop):
+def test_a_claim_is_released_by_force_and_recorded_in_the_audit_log(cli, shop):
     shop.own()
     looked = cli.run("claim", "release", "orders", "--dry-run")
     unforced = cli.run("claim", "release", "orders", "--yes", *WHY)
@@ -160,8 +160,8 @@ def test_a_claim_is_released_by_force_as_a_recorded_act(cli, shop):
     done = cli.process("claim", "release", "orders", "--force", "--yes", "--reason", "the cluster is lost")
     assert done.returncode == 0, done.stderr
     assert cli.json("claim", "show") == []
-    ((act, _, _, reason, _),) = shop.acts()
-    assert (act, reason) == ("ReleaseClaim", "claim of test/shop/orders released by force: the cluster is lost")
+    ((action, _, _, reason, _),) = shop.audit_log()
+    assert (action, reason) == ("ReleaseClaim", "claim of test/shop/orders released by force: the cluster is lost")
     again = cli.run("claim", "release", "orders", "--force", "--yes", *WHY)
     assert again.returncode == 3
     assert "no resource holds the claim" in again.stderr
@@ -183,7 +183,7 @@ def test_who_may_not_write_acts_releases_nothing(database, shop):
     admin.execute("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA outbox TO processor")
     done = Cli(database.files("processor").directory).run("claim", "release", "orders", "--force", "--yes", *WHY)
     assert done.returncode == 1
-    assert "permission denied for table recorded_acts" in done.stderr
+    assert "permission denied for table audit_log" in done.stderr
     assert shop.connection.execute("SELECT count(*) FROM outbox.processor_claims").fetchone() == (1,)
 
 

@@ -178,7 +178,7 @@ class Supervised:
     """`outbox run` as a supervisor keeps it: started again whenever it is killed."""
 
     def __init__(self, start, outbox):
-        self.start, self.outbox, self.deaths = start, outbox, 0
+        self.start, self.outbox, self.crashes = start, outbox, 0
         self.process = start()
 
     def until(self, condition, what, most):
@@ -187,8 +187,8 @@ class Supervised:
             wait_until(lambda: self.process.poll() is not None or condition(), what)
             if self.process.poll() is not None:
                 assert self.process.returncode == -signal.SIGKILL
-                self.deaths += 1
-                assert self.deaths <= most
+                self.crashes += 1
+                assert self.crashes <= most
                 self.process = self.start()
 
 
@@ -211,7 +211,7 @@ def test_a_message_that_kills_its_process_is_given_up_and_the_rest_goes_on(outbo
     kept.until(lambda: outbox.handled() == [each for each in ids if each != "message-3"], "the rest is handled", 4)
     letters = outbox.connection.execute("SELECT message_id, error_class FROM outbox.dead_letters").fetchall()
     assert letters == [("message-3", "ProcessKilled")]
-    assert kept.deaths == 4, "two until the place is suspected, two of the message alone"
+    assert kept.crashes == 4, "two until the place is suspected, two of the message alone"
 
 
 def test_the_database_is_named_by_the_environment(outbox, run, tmp_path, database):

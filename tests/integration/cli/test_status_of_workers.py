@@ -66,9 +66,9 @@ def test_a_processor_whose_attempts_ran_out_is_stopped_and_says_why(cli, outbox,
     outbox.produce(7)
     start(workers, database, mode, FAILING)
     records = wait_for(cli, "Stopped is told", lambda found: any(each["state"] == "Stopped" for each in found))
-    word = next(each["word"] for each in records if each["state"] == "Stopped")
-    assert (word["reason"], word["pod"], word["fresh"]) == ("AttemptsExhausted", "pod-a", True)
-    assert "nowhere" in word["message"]
+    process = next(each["process"] for each in records if each["state"] == "Stopped")
+    assert (process["reason"], process["pod"], process["fresh"]) == ("AttemptsExhausted", "pod-a", True)
+    assert "nowhere" in process["message"]
     done = cli.run("status")
     assert "AttemptsExhausted" in done.stdout
     assert "Stopped (AttemptsExhausted)" in done.stderr
@@ -79,8 +79,8 @@ def test_a_consumer_that_fails_says_so(cli, outbox, workers, database):
     delivery, source = COMPETING
     retry = {"retry": {"maxAttempts": 50, "initialBackoff": "20s", "maxBackoff": "20s"}, "whenExhausted": "DeadLetter"}
     start(workers, database, (delivery | retry, source), FAILING)
-    (record,) = wait_for(cli, "a consumer speaks", lambda found: bool(found[0].get("word")))
-    assert (record["word"]["pod"], record["word"]["fresh"]) == ("pod-a", True)
+    (record,) = wait_for(cli, "a consumer speaks", lambda found: bool(found[0].get("process")))
+    assert (record["process"]["pod"], record["process"]["fresh"]) == ("pod-a", True)
 
 
 @pytest.mark.parametrize("mode", [*MODES.values(), COMPETING], ids=[*MODES, "Competing"])
@@ -110,15 +110,15 @@ def test_of_a_filtered_processor_it_counts_what_it_handles(cli, outbox, workers,
 
 
 @pytest.mark.parametrize("mode", [*MODES.values(), COMPETING], ids=[*MODES, "Competing"])
-def test_the_word_of_a_killed_worker_is_called_old(cli, outbox, workers, database, mode):
+def test_the_status_of_a_killed_worker_is_called_old(cli, outbox, workers, database, mode):
     outbox.produce(3)
     worker = start(workers, database, mode)
-    wait_for(cli, "it speaks", lambda found: all(each["word"] and each["word"]["fresh"] for each in found))
+    wait_for(cli, "it speaks", lambda found: all(each["process"] and each["process"]["fresh"] for each in found))
     assert {each["state"] for each in cli.json("status")} == {"Running"}
     worker.kill()
-    records = wait_for(cli, "it is silent", lambda found: not any(each["word"]["fresh"] for each in found))
+    records = wait_for(cli, "it is silent", lambda found: not any(each["process"]["fresh"] for each in found))
     wait_for(cli, "nobody works", lambda found: {each["state"] for each in found} == {"Claimed"})
-    assert {each["word"]["ended"] for each in records} == {False}
+    assert {each["process"]["ended"] for each in records} == {False}
     done = cli.run("status")
     assert "silent" in done.stdout
     assert "nothing was heard of pod pod-a" in done.stderr
@@ -131,12 +131,12 @@ def test_a_worker_that_ends_leaves_what_was_before(cli, outbox, workers, databas
     worker.send(signal.SIGINT)
     assert worker.process.wait(20) == 0
     (record,) = cli.json("status")
-    assert (record["state"], record["word"]["state"], record["word"]["ended"]) == ("Vacated", "Stopped", True)
+    assert (record["state"], record["process"]["state"], record["process"]["ended"]) == ("Vacated", "Stopped", True)
     assert "pod pod-a ended" in cli.run("status").stderr
     # The next process's word takes its place.
     start(workers, database, MODES["Ordered by transaction"])
     (record,) = wait_for(cli, "another speaks", lambda found: found[0]["state"] == "Running")
-    count = outbox.connection.execute("SELECT count(*) FROM outbox.processor_words").fetchone()
+    count = outbox.connection.execute("SELECT count(*) FROM outbox.process_statuses").fetchone()
     assert count == (1,)
 
 
@@ -146,7 +146,7 @@ def test_a_worker_that_cannot_begin_says_why(cli, outbox, workers, database):
     config = build_config(database, target)
     workers.start(config, database.uri(), pod="pod-a", handler="")
     (record,) = wait_for(cli, "Unavailable is told", lambda found: found[0]["state"] == "Unavailable")
-    assert record["word"]["reason"] == "HandlerInvalid"
+    assert record["process"]["reason"] == "HandlerInvalid"
 
 
 def test_blocked_is_told_with_its_reason(cli, outbox, workers, database):
@@ -158,17 +158,17 @@ def test_blocked_is_told_with_its_reason(cli, outbox, workers, database):
     (record,) = wait_for(
         cli,
         "Blocked is told",
-        lambda found: found[0]["state"] == "Blocked" and (found[0]["word"] or {}).get("state") == "Blocked",
+        lambda found: found[0]["state"] == "Blocked" and (found[0]["process"] or {}).get("state") == "Blocked",
     )
-    assert record["word"]["reason"] in ("CheckpointAhead", "CheckpointOlder")
+    assert record["process"]["reason"] in ("CheckpointAhead", "CheckpointOlder")
 
 
-def test_no_word_holds_a_password(cli, outbox, workers, database):
+def test_no_status_holds_a_password(cli, outbox, workers, database):
     outbox.produce(1)
     start(workers, database, MODES["Ordered by transaction"], FAILING)
     wait_for(cli, "it is stopped", lambda found: found[0]["state"] == "Stopped")
     rows = outbox.connection.execute(
-        f"SELECT words::text FROM {SCHEMA}.processor_words "
+        f"SELECT words::text FROM {SCHEMA}.process_statuses "
         f"UNION ALL SELECT columns::text FROM {SCHEMA}.processor_mappings"
     ).fetchall()
     assert not any("postgresql://" in (row[0] or "") for row in rows)

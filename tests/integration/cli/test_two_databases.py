@@ -94,23 +94,23 @@ def test_a_rewind_is_previewed_in_the_source_and_recorded_in_the_target(there, b
     home, pairs = there
     seen = json.loads(run(both, "rewind", "orders", "--to", str(pairs[0]), "--dry-run", "-o", "json").stdout)
     assert (seen["messages"], seen["done"]) == (2, False)
-    assert home.acts() == []
+    assert home.audit_log() == []
     done = run(both, "rewind", "orders", "--to", str(pairs[0]), "--yes", *WHY)
     assert done.returncode == 0, done.stderr
     assert home.stored() == pairs[0]
-    assert [act[:3] for act in home.acts()] == [("Rewind", str(pairs[2]), str(pairs[0]))]
+    assert [act[:3] for act in home.audit_log()] == [("Rewind", str(pairs[2]), str(pairs[0]))]
     end = run(both, "skip-to", "orders", "--to-end", "--yes", *WHY)
     assert end.returncode == 0, end.stderr
     assert home.stored() > pairs[3]
 
 
-def test_forgetting_the_source_is_a_recorded_act(there, target, shop):
+def test_forgetting_the_source_is_recorded_in_the_audit_log(there, target, shop):
     home, _ = there
     cli = Cli(target.files().directory)
     seen = cli.json("forget-source", "orders", "--dry-run")
     assert (seen["done"], shop.database.name in seen["described"]) == (False, True)
     assert cli.run("forget-source", "orders", "--yes", *WHY).returncode == 0
-    assert home.acts()[0][0] == "ForgetSource"
+    assert home.audit_log()[0][0] == "ForgetSource"
     again = cli.run("forget-source", "orders", "--yes", *WHY)
     assert (again.returncode, "forgotten already" in again.stderr) == (3, True)
     new = remote_target.SourceIdentity("new", "database new", 1, 1)
@@ -174,7 +174,7 @@ class TestDivided:
     def test_all_partitions_move_in_one_act_each(self, cli, shop):
         assert cli.run("rewind", "orders", "--to-beginning", "--yes", *WHY).returncode == 0
         assert self.stored(shop) == [BEGINNING, BEGINNING]
-        assert [act[0] for act in shop.acts()] == ["Rewind", "Rewind"]
+        assert [act[0] for act in shop.audit_log()] == ["Rewind", "Rewind"]
 
     def test_only_those_on_the_other_side_move(self, cli, shop, divided):
         assert cli.run("rewind", "orders", "--to", str(divided[1]), "--yes", *WHY).returncode == 0

@@ -106,9 +106,9 @@ class Restored:
 SEEN = """
     SELECT w.id, array_agg(o.message_id ORDER BY o.message_id)
                  FILTER (WHERE pg_visible_in_snapshot(o.transaction_id, w.seen))
-    FROM outbox.windows AS w CROSS JOIN outbox.messages AS o GROUP BY w.id ORDER BY w.id"""
+    FROM outbox.seen AS w CROSS JOIN outbox.messages AS o GROUP BY w.id ORDER BY w.id"""
 LISTED = """
-    SELECT array_agg(o.message_id ORDER BY o.message_id) FROM outbox.windows AS w
+    SELECT array_agg(o.message_id ORDER BY o.message_id) FROM outbox.seen AS w
     JOIN outbox.messages AS o ON o.transaction_id = ANY (w.listed)"""
 
 
@@ -116,18 +116,18 @@ def remember_snapshots(database: Database, chance: random.Random) -> None:
     """A partitioned table of the schema that holds snapshots, as mode Competing's does, taken under open writers."""
     connection = database.direct()
     connection.execute(
-        "CREATE TABLE outbox.windows (id serial PRIMARY KEY, seen pg_snapshot, listed xid8[]) PARTITION BY HASH (id);"
-        "CREATE TABLE outbox.windows_0 PARTITION OF outbox.windows FOR VALUES WITH (MODULUS 2, REMAINDER 0);"
-        "CREATE TABLE outbox.windows_1 PARTITION OF outbox.windows FOR VALUES WITH (MODULUS 2, REMAINDER 1)"
+        "CREATE TABLE outbox.seen (id serial PRIMARY KEY, seen pg_snapshot, listed xid8[]) PARTITION BY HASH (id);"
+        "CREATE TABLE outbox.seen_0 PARTITION OF outbox.seen FOR VALUES WITH (MODULUS 2, REMAINDER 0);"
+        "CREATE TABLE outbox.seen_1 PARTITION OF outbox.seen FOR VALUES WITH (MODULUS 2, REMAINDER 1)"
     )
     for number in range(4):
-        connection.execute("INSERT INTO outbox.windows (seen) VALUES (pg_current_snapshot())")
+        connection.execute("INSERT INTO outbox.seen (seen) VALUES (pg_current_snapshot())")
         open_writer = database.direct(autocommit=False)
         produce(open_writer, f"old-open-{number}")
-        produce_overlapping(database, 5, chance, f"old-window-{number}")
-        connection.execute("INSERT INTO outbox.windows (seen) VALUES (pg_current_snapshot())")
+        produce_overlapping(database, 5, chance, f"old-snapshot range-{number}")
+        connection.execute("INSERT INTO outbox.seen (seen) VALUES (pg_current_snapshot())")
         open_writer.commit()
-    connection.execute("UPDATE outbox.windows SET listed = ARRAY(SELECT transaction_id FROM outbox.messages LIMIT 5)")
+    connection.execute("UPDATE outbox.seen SET listed = ARRAY(SELECT transaction_id FROM outbox.messages LIMIT 5)")
 
 
 def fill(database: Database, chance: random.Random) -> dict[tuple[str, int], list[str]]:
@@ -227,7 +227,8 @@ def test_a_restore_runs_nothing_until_it_is_repaired_and_confirmed(outbox):
     seen_before = [[name for name in names or [] if not name.startswith("since")] for _, names in seen]
     assert [names or [] for _, names in outbox.database.direct().execute(SEEN).fetchall()] == seen_before
     acts = outbox.database.direct().execute(
-        "SELECT act, processor_id, reason FROM outbox.recorded_acts WHERE act = 'Rebase' AND processor_id = 'caught-up'"
+        "SELECT action, processor_id, reason FROM outbox.audit_log "
+        "WHERE action = 'Rebase' AND processor_id = 'caught-up'"
     )
     assert acts.fetchall() == [("Rebase", "caught-up", "restored on Friday")]
 

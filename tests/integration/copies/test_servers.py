@@ -221,7 +221,7 @@ def test_the_snapshot_of_a_batch_that_fails_is_forgotten_when_a_standby_is_promo
                 wait_until(lambda: failing in handled(there), "the batch that failed is handled", 30)
             wait_until(lambda: late[0] in handled(there), "what was in progress then is handled", 30)
             assert handled(there)[-2:] == [failing, *late]
-            assert there.execute("SELECT act FROM outbox.recorded_acts").fetchall() == [("AdoptTimeline",)]
+            assert there.execute("SELECT action FROM outbox.audit_log").fetchall() == [("AdoptTimeline",)]
             assert there.execute("SELECT count(*) FROM outbox.processor_conflicts").fetchone() == (0,)
         report = worker.wait_state("Active")
         assert report.conflicts.open is None

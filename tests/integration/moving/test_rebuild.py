@@ -26,15 +26,15 @@ CURSORS = pytest.mark.parametrize(
     ("before", "after"),
     [
         pytest.param(PAIRS, PAIRS, id="pairs"),
-        pytest.param(SNAPSHOT, SNAPSHOT, id="windows"),
-        pytest.param(PAIRS, SNAPSHOT, id="windows after pairs"),
-        pytest.param(SNAPSHOT, PAIRS, id="pairs after windows"),
+        pytest.param(SNAPSHOT, SNAPSHOT, id="snapshot ranges"),
+        pytest.param(PAIRS, SNAPSHOT, id="snapshot ranges after pairs"),
+        pytest.param(SNAPSHOT, PAIRS, id="pairs after snapshot ranges"),
     ],
 )
 
 ONE_OR_THREE = pytest.mark.parametrize(
     ("source", "mode"),
-    [pytest.param(PAIRS, {}, id="pairs"), pytest.param(SNAPSHOT, DIVIDED, id="windows divided")],
+    [pytest.param(PAIRS, {}, id="pairs"), pytest.param(SNAPSHOT, DIVIDED, id="snapshot ranges divided")],
 )
 
 
@@ -108,7 +108,7 @@ def test_the_new_version_catches_up_and_is_swapped(versions, outbox, before, aft
     assert code == 200
     assert 'outbox_rebuild_swapped{processor="orders-v2"} 1.0' in text
     ((act, processor, reason, by),) = versions.connection.execute(
-        "SELECT act, processor_id, reason, decided_by FROM outbox.recorded_acts"
+        "SELECT action, processor_id, reason, decided_by FROM outbox.audit_log"
     ).fetchall()
     assert (act, processor, reason, by) == ("Swap", "orders", "superseded by orders-v2", "test/shop/orders-v2")
 
@@ -117,9 +117,9 @@ def test_the_new_version_catches_up_and_is_swapped(versions, outbox, before, aft
     ("before", "after", "mode"),
     [
         pytest.param(PAIRS, PAIRS, {}, id="by an ordered one"),
-        pytest.param(SNAPSHOT, SNAPSHOT, {}, id="windows by an ordered one"),
-        pytest.param(PAIRS, SNAPSHOT, DIVIDED, id="pairs by a divided one of windows"),
-        pytest.param(SNAPSHOT, PAIRS, DIVIDED, id="windows by a divided one of pairs"),
+        pytest.param(SNAPSHOT, SNAPSHOT, {}, id="snapshot ranges by an ordered one"),
+        pytest.param(PAIRS, SNAPSHOT, DIVIDED, id="pairs by a divided one of snapshot ranges"),
+        pytest.param(SNAPSHOT, PAIRS, DIVIDED, id="snapshot ranges by a divided one of pairs"),
     ],
 )
 def test_a_divided_processor_is_replaced_on_all_its_processes(versions, outbox, before, after, mode):
@@ -193,7 +193,7 @@ def test_a_swap_that_fails_is_rolled_back_and_told_and_both_go_on(versions, outb
     wait_until(lambda: versions.count("new_orders") == versions.count("old_orders") == 60, "both go on")
     assert versions.comment() is None
     assert (old.report().state, new.report().state) == ("Active", "Active")
-    assert versions.count("outbox.recorded_acts") == 0
+    assert versions.count("outbox.audit_log") == 0
 
 
 def test_a_swap_that_takes_too_long_is_told_and_is_no_attempt_of_a_message(versions, outbox):
@@ -378,9 +378,9 @@ def traffic(versions, outbox):
     ("before", "after", "mode"),
     [
         pytest.param(PAIRS, PAIRS, {}, id="pairs"),
-        pytest.param(SNAPSHOT, PAIRS, {}, id="pairs after windows"),
-        pytest.param(SNAPSHOT, SNAPSHOT, {}, id="windows"),
-        pytest.param(SNAPSHOT, SNAPSHOT, DIVIDED, id="windows divided"),
+        pytest.param(SNAPSHOT, PAIRS, {}, id="pairs after snapshot ranges"),
+        pytest.param(SNAPSHOT, SNAPSHOT, {}, id="snapshot ranges"),
+        pytest.param(SNAPSHOT, SNAPSHOT, DIVIDED, id="snapshot ranges divided"),
     ],
 )
 def test_swapped_under_load_readers_see_each_message_once_at_every_moment(
@@ -438,7 +438,7 @@ def test_killed_in_the_middle_of_the_swap_it_is_made_by_the_next(versions, outbo
     wait_until(lambda: versions.count("orders") == total, "all are projected")
     reader.end()
     assert reader.faults == []
-    assert versions.count("outbox.recorded_acts") == 1
+    assert versions.count("outbox.audit_log") == 1
 
 
 @BOTH

@@ -75,7 +75,7 @@ def test_each_message_once_in_order(apart, target, checkpoint):
     wait_examined(apart)
     report = worker.wait_for("everything is stored", lambda r: r.checkpoints[0].pair == apart.stored())
     assert (report.handled, report.start_from_used) == (2503, True)
-    worker.wait_for("the source is observed", lambda r: r.lag is not None and r.bound is not None)
+    worker.wait_for("the source is observed", lambda r: r.lag is not None and r.high_water_mark is not None)
     assert worker.terminate() == 0
     assert kept_in_the_source(apart) == (0, 0, 0)
 
@@ -311,7 +311,7 @@ def test_a_frozen_owner_cannot_commit_in_the_other_database(apart):
     assert apart.handled() == ids + more
 
 
-def test_a_window_ends_at_the_last_message_not_at_what_a_crash_of_the_source_would_take_back(apart):
+def test_a_range_ends_at_the_last_message_not_at_what_a_crash_of_the_source_would_take_back(apart):
     """Ids of transactions that rolled back, or wrote no message, may be handed out again when it has crashed."""
     apart.cursor = "Snapshot"
     ids = apart.outbox.produce(5)

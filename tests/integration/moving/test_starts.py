@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from outbox_core.progress.checkpoint import Checkpoint, parse_checkpoint
-from outbox_core.progress.coverage import as_window
+from outbox_core.progress.coverage import as_snapshot_range
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.spec import StartFrom
 from outbox_worker.postgres.progress import checkpoints
@@ -114,17 +114,17 @@ def test_nothing_that_is_in_flight_at_the_start_is_lost(database, kind, seed):
 class TestWhereAnotherProcessorStands:
     @staticmethod
     def other(outbox, pairs, *, by="partition key"):
-        """A processor `first` that stands there; several pairs, or windows: divided."""
+        """A processor `first` that stands there; several pairs, or snapshot ranges: divided."""
         for partition, pair in enumerate(pairs):
-            window = pair.window or SnapshotRange()
+            snapshot_range = pair.snapshot_range or SnapshotRange()
             outbox.connection.execute(
                 "INSERT INTO outbox.processor_checkpoints (processor_id, partition, last_processed_transaction_id, "
-                "last_processed_position, cursor_kind, lower_snapshot, upper_snapshot, window_position) VALUES "
+                "last_processed_position, cursor_kind, lower_snapshot, upper_snapshot, range_position) VALUES "
                 "('first', %s, %s::text::xid8, %s, %s, %s::text::pg_snapshot, %s::text::pg_snapshot, %s)",
                 (
                     partition, str(pair.transaction_id), pair.position,
-                    "TransactionOrder" if pair.window is None else "Snapshot",
-                    window.lower, window.upper, window.position,
+                    "TransactionOrder" if pair.snapshot_range is None else "Snapshot",
+                    snapshot_range.lower, snapshot_range.upper, snapshot_range.position,
                 ),
             )  # fmt: skip
         if len(pairs) > 1:
@@ -142,7 +142,7 @@ class TestWhereAnotherProcessorStands:
         return pairs
 
     @staticmethod
-    def window(outbox):
+    def snapshot_range(outbox):
         """A checkpoint that has examined whatever is committed now."""
         (now,) = outbox.connection.execute("SELECT pg_current_snapshot()::text").fetchone()
         return Checkpoint(0, 1, SnapshotRange(now))
@@ -213,7 +213,7 @@ class TestWhereAnotherProcessorStands:
         assert sorted(outbox.handled()) == ["message-4", "message-5"]
 
     @pytest.mark.parametrize("delivery", [{}, TWO], ids=["ordered", "partitioned"])
-    def test_windows_from_a_pair_go_on_exactly_behind_it(self, outbox, workers, delivery):
+    def test_ranges_from_a_pair_go_on_exactly_behind_it(self, outbox, workers, delivery):
         """Also in the middle of a transaction's messages."""
         self.produce(outbox, 2)
         outbox.produce(3, start=2)
@@ -227,7 +227,7 @@ class TestWhereAnotherProcessorStands:
         assert sorted(outbox.handled()) == sorted(["message-5", "message-1", *expected])
         assert (report.start_from_used, report.handled) == (True, 4)
 
-    def test_pairs_from_a_window_miss_nothing_that_it_had_left(self, outbox, workers):
+    def test_pairs_from_a_range_miss_nothing_that_it_had_left(self, outbox, workers):
         """What comes again: what began after the transaction that was open."""
         self.produce(outbox, 2)
         late = outbox.database.direct(autocommit=False)
@@ -235,7 +235,7 @@ class TestWhereAnotherProcessorStands:
             "INSERT INTO outbox.messages (message_id, message_type, data) VALUES ('late', 'T', '{\"total\": 1}')"
         )
         self.produce(outbox, 1)
-        self.other(outbox, [self.window(outbox)])
+        self.other(outbox, [self.snapshot_range(outbox)])
         outbox.produce(1, start=3)
         late.commit()
         worker = workers.start(self.config(outbox, source=PAIRS), outbox.database.uri())
@@ -244,34 +244,34 @@ class TestWhereAnotherProcessorStands:
         assert (report.start_from_used, report.handled) == (True, 3)
         assert outbox.handled() == ["late", "message-1", "message-4"]
 
-    def test_windows_from_several_take_what_is_common_to_them(self, outbox, workers):
+    def test_ranges_from_several_take_what_is_common_to_them(self, outbox, workers):
         places = []
         for number in range(5):
             outbox.produce(1, start=number)
-            places.append(self.window(outbox))
+            places.append(self.snapshot_range(outbox))
         self.other(outbox, [places[3], places[1], places[4]])
         worker = workers.start(self.config(outbox, source=SNAPSHOT), outbox.database.uri())
         outbox.wait_handled(["message-3", "message-4", "message-5"])
         report = self.caught_up(worker)
         assert (report.start_from_used, report.handled) == (True, 3)
 
-    @pytest.mark.parametrize("windowed", [True, False], ids=["from windows", "from pairs"])
-    def test_windows_partition_by_partition_where_the_keys_are_divided_alike(self, outbox, workers, windowed):
+    @pytest.mark.parametrize("as_ranges", [True, False], ids=["from snapshot ranges", "from pairs"])
+    def test_ranges_partition_by_partition_where_the_keys_are_divided_alike(self, outbox, workers, as_ranges):
         self.hold_back(outbox)
         places = []
         for number in range(4):
             outbox.produce(1, start=number)
-            places.append(self.window(outbox) if windowed else parse_checkpoint(outbox.last()))
+            places.append(self.snapshot_range(outbox) if as_ranges else parse_checkpoint(outbox.last()))
         stand = [places[2], places[0]]
         self.other(outbox, stand)
         fields = {"source": SNAPSHOT | {"messageTypes": ["Nothing"]}, "delivery": TWO}
         worker = workers.start(self.config(outbox, **fields), outbox.database.uri())
         self.first_stored(worker, 2)
         rows = outbox.connection.execute(
-            "SELECT lower_snapshot::text, window_position FROM outbox.processor_checkpoints "
+            "SELECT lower_snapshot::text, range_position FROM outbox.processor_checkpoints "
             "WHERE processor_id = 'orders' ORDER BY partition"
         ).fetchall()
-        assert rows == [(as_window(each).lower, as_window(each).position) for each in stand]
+        assert rows == [(as_snapshot_range(each).lower, as_snapshot_range(each).position) for each in stand]
 
     def test_without_a_checkpoint_it_is_refused_and_goes_on_when_there_is_one(self, outbox, workers):
         pairs = self.produce(outbox, 3)

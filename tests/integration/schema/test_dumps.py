@@ -113,7 +113,8 @@ def consuming(database, emptied):
                 assert by.complete(connection, claimed, claimed.upto, claimed.count)
         connection.execute(
             "SELECT setval('outbox.competing_batch_ids', 250 + (SELECT last_value FROM outbox.competing_batch_ids)), "
-            "setval('outbox.competing_frontier_ids', 125 + (SELECT last_value FROM outbox.competing_frontier_ids))"
+            "setval('outbox.competing_dispatch_position_ids', "
+            "125 + (SELECT last_value FROM outbox.competing_dispatch_position_ids))"
         )
         emptied.extend(maintain(connection))
 
@@ -152,4 +153,4 @@ def test_from_every_dump_beside_consumers_all_is_handled_that_was_owed(servers):
         handled, there = restored(servers, text)
         assert handled == there
     print(f"{len(texts)} dumps, the last of {len(there)} messages; {len(emptied)} times a table was emptied")
-    assert {name.rstrip("0123") for name in emptied} == {"competing_batches_", "competing_frontiers_"}
+    assert {name.rstrip("0123") for name in emptied} == {"competing_batches_", "competing_dispatch_positions_"}

@@ -66,7 +66,7 @@ def test_keep_says_that_it_moved(copy):
 
     assert identity.check_identity(connection, SOURCE) == original
     assert connection.execute("SELECT count(*) FROM outbox.processor_claims").fetchone() == (1,)
-    acts = connection.execute("SELECT act, reason, decided_by FROM outbox.recorded_acts").fetchall()
+    acts = connection.execute("SELECT action, reason, decided_by FROM outbox.audit_log").fetchall()
     assert acts == [("ConfirmIdentity", "keep", "me")]
 
 

@@ -324,7 +324,7 @@ def test_a_decision_is_known_after_a_restore_that_gives_its_number_to_another_on
         return decide_resume(found.view(), stored, now=now, stateful=False, untouched=untouched, settled=True)
 
     assert decide().action is Resume.CONTINUE
-    look.execute("TRUNCATE outbox.recorded_acts RESTART IDENTITY")  # a dump from before the two was restored
+    look.execute("TRUNCATE outbox.audit_log RESTART IDENTITY")  # a dump from before the two was restored
     assert decide().action is Resume.CONTINUE, "what is forgotten was decided before the directory was begun"
     for number in (1, 2):
         look.execute(rewind)

@@ -74,7 +74,7 @@ def test_2_blocks_until_a_person_accepts_the_stored_pair(outbox, gated, workers)
     worker = restart(workers, worker, home, right)
     outbox.wait_handled(more[2:])
     report = worker.wait_for("no conflict is open", lambda r: r.conflicts.open is None and r.conflicts.count == 1)
-    acts = outbox.connection.execute("SELECT act, decided_by FROM outbox.recorded_acts").fetchall()
+    acts = outbox.connection.execute("SELECT action, decided_by FROM outbox.audit_log").fetchall()
     assert acts == [("Accept", "somebody")]
 
 
@@ -167,5 +167,5 @@ def test_a_stranger_is_told_4_and_counted(outbox, workers):
             "SELECT outbox.store_processor_checkpoint('orders', 99::bigint, 5::bigint, '999'::xid8)"
         ).fetchone()
     assert answer == (4,)
-    worker.wait_for("the stranger is counted", lambda r: r.conflicts.strangers == 1)
+    worker.wait_for("the stranger is counted", lambda r: r.conflicts.unowned_calls == 1)
     assert outbox.stored() == before

@@ -41,7 +41,7 @@ def test_strangers_and_prepared_transactions_stall_nothing(database, outbox, wor
     expected = outbox.produce(10)
     outbox.wait_handled(expected)
     report = worker.wait_for("no stall", lambda report: report.lag is not None and report.lag.messages == 0)
-    assert report.bound is None or report.bound.age_seconds == 0
+    assert report.high_water_mark is None or report.high_water_mark.age_seconds == 0
     database.direct().execute("COMMIT PREPARED 'late'")
     outbox.wait_handled([*expected, "late"])
 
@@ -50,7 +50,7 @@ def test_strangers_and_prepared_transactions_stall_nothing(database, outbox, wor
     assert worker.terminate() == 0
 
 
-def test_a_kill_inside_a_window_repeats_and_loses_nothing(database, outbox, workers):
+def test_a_kill_inside_a_range_repeats_and_loses_nothing(database, outbox, workers):
     config = build_config(database, PYTHON_TARGET, source=SNAPSHOT, delivery={"batchSize": 2})
     expected = outbox.produce(9)
     late = database.direct(autocommit=False)
@@ -61,7 +61,7 @@ def test_a_kill_inside_a_window_repeats_and_loses_nothing(database, outbox, work
     )
     (worker.directory / "hold").touch()
     more = outbox.produce(5, start=9)
-    wait_until((worker.directory / "entered").exists, "the handler is inside the second window")
+    wait_until((worker.directory / "entered").exists, "the handler is inside the second snapshot range")
 
     worker.kill()
     late.commit()
@@ -92,7 +92,7 @@ def test_a_checkpoint_keeps_its_kind(database, outbox, workers):
     assert kind_of(outbox) == ("TransactionOrder", False)
 
 
-def test_a_new_processor_without_a_cursor_reads_windows_and_keeps_them(database, outbox, workers):
+def test_a_new_processor_without_a_cursor_reads_ranges_and_keeps_them(database, outbox, workers):
     first = workers.start(build_config(database, IN_ORDER, source=UNNAMED), database.uri())
     outbox.wait_handled(outbox.produce(3))
     assert first.terminate() == 0

@@ -58,26 +58,30 @@ def test_a_stall_is_a_condition_within_ten_seconds_of_its_begin(outbox, workers,
     with stranger(servers, outbox) as holder:
         began = time.monotonic()
         outbox.produce(2, start=3)
-        report = worker.wait_for("the stall is told", lambda r: r.bound is not None and r.bound.stalled)
+        report = worker.wait_for(
+            "the stall is told", lambda r: r.high_water_mark is not None and r.high_water_mark.stalled
+        )
         told = time.monotonic() - began
         print(f"told {told:.1f} s after it began")
         assert told + ASKED_EVERY <= 10
         assert told >= STALLED_AFTER
 
-        decision = decide(build_observed(build_pod(report=build_report(bound=report.bound))), NOW)
-        assert condition(decision, "SourceCurrent") == ("False", "BoundStalled")
+        decision = decide(build_observed(build_pod(report=build_report(high_water_mark=report.high_water_mark))), NOW)
+        assert condition(decision, "SourceCurrent") == ("False", "HighWaterMarkStalled")
         (message,) = [c.message for c in decision.status.conditions if c.type == "SourceCurrent"]
         pid = holder.info.backend_pid
         for part in (f"session {pid}", "'nightly-report'", holder.info.dbname, "idle in transaction", "open for",
                      f"pg_terminate_backend({pid})"):  # fmt: skip
             assert part in message
         metrics = worker.get("/metrics")[1]
-        assert 'outbox_bound_stalled{processor="orders"} 1.0' in metrics
-        (line,) = [line for line in metrics.splitlines() if line.startswith("outbox_bound_holder_age_seconds{")]
+        assert 'outbox_high_water_mark_stalled{processor="orders"} 1.0' in metrics
+        (line,) = [
+            line for line in metrics.splitlines() if line.startswith("outbox_high_water_mark_holder_age_seconds{")
+        ]
         assert f'pid="{pid}"' in line
         assert 'application="nightly-report"' in line
-    worker.wait_for("it is over", lambda r: r.bound is not None and not r.bound.stalled)
-    assert "outbox_bound_holder_age_seconds{" not in worker.get("/metrics")[1]
+    worker.wait_for("it is over", lambda r: r.high_water_mark is not None and not r.high_water_mark.stalled)
+    assert "outbox_high_water_mark_holder_age_seconds{" not in worker.get("/metrics")[1]
 
 
 def start_fast(outbox: Outbox, workers: Workers) -> Worker:
@@ -165,13 +169,13 @@ def test_a_handler_that_writes_and_goes_on_is_named_by_its_processor_and_bounded
     outbox.produce(3, start=1)
     began = time.monotonic()
 
-    report = fast.wait_for("the stall is told", lambda r: r.bound is not None and r.bound.stalled)
+    report = fast.wait_for("the stall is told", lambda r: r.high_water_mark is not None and r.high_water_mark.stalled)
 
-    assert report.bound is not None
-    assert report.bound.held_by is not None
-    assert (report.bound.held_by.kind, report.bound.held_by.processor) == ("worker", "slow")
-    assert "processor slow (pod slow-pod)" in (report.bound.holder or "")
-    assert "delivery.timeout of slow bounds it" in (report.bound.remedy or "")
+    assert report.high_water_mark is not None
+    assert report.high_water_mark.held_by is not None
+    assert (report.high_water_mark.held_by.kind, report.high_water_mark.held_by.processor) == ("worker", "slow")
+    assert "processor slow (pod slow-pod)" in (report.high_water_mark.holder or "")
+    assert "delivery.timeout of slow bounds it" in (report.high_water_mark.remedy or "")
     wait_until(lambda: count_fast(outbox) == 4, "the timeout has ended it", 12)
     print(f"held for {time.monotonic() - began:.1f} s by a timeout of 8 s")
 

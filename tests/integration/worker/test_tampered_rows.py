@@ -77,7 +77,7 @@ def test_a_row_that_is_gone_does_not_start_from_the_beginning(outbox, workers):
     assert outbox.handled() == ids
 
 
-def test_an_edited_window_although_its_counter_is_the_same(outbox, workers):
+def test_an_edited_range_although_its_counter_is_the_same(outbox, workers):
     ids = first_run(outbox, workers, source=SNAPSHOT)
     edit(outbox, "lower_snapshot = NULL")
 

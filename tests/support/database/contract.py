@@ -106,7 +106,7 @@ class Model:
     live: tuple[int, str] | None = None
     """Epoch and token of the live owner."""
     epoch: int = 0
-    strangers: int = 0
+    unowned_calls: int = 0
     history: list[Any] = field(default_factory=list)
 
     def store(self, new: Half, expected: Half, owner: tuple[int | None, str | None]) -> int:  # noqa: PLR0911
@@ -118,7 +118,7 @@ class Model:
         # 2: not those of the live owner; or none is given while a claim exists
         if owner == (None, None):
             if self.claimed:
-                self.strangers += 1
+                self.unowned_calls += 1
                 return NOT_OWNER
         elif owner != self.live:
             return NOT_OWNER

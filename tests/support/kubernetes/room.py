@@ -125,7 +125,7 @@ class Room:
 
 
 BY_PAIRS: Final[Body] = {"connection": {"secretRef": {"name": "db"}}, "cursor": "TransactionOrder"}
-"""A source for scenarios about the stored pair; a resource that names no cursor reads windows."""
+"""A source for scenarios about the stored pair; a resource that names no cursor reads snapshot ranges."""
 
 
 def build_processor(name: str, namespace: str, **spec: Any) -> Body:

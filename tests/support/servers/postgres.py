@@ -350,7 +350,7 @@ DO $$ DECLARE t record; BEGIN
     FOR t IN SELECT c.relname, c.relkind FROM pg_class c
              WHERE c.relnamespace = 'outbox'::regnamespace
                AND (c.relkind = 'r' AND c.relname NOT IN ('applied_migrations', 'database_identity')
-                    OR c.relname LIKE 'strangers%')
+                    OR c.relname LIKE 'unowned_calls%')
     LOOP
         IF t.relkind = 'r' THEN EXECUTE format('DELETE FROM outbox.%I', t.relname);
         ELSE EXECUTE format('DROP SEQUENCE outbox.%I', t.relname); END IF;

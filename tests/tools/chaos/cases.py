@@ -54,7 +54,7 @@ class Ending(StrEnum):
     AT_LAST = "the pair of each partition's last message"
     BEYOND_LAST = "no pair below any message's"
     EMPTY = "nothing: the queue is empty, and its messages have no place among the outbox'"
-    WINDOW = "a window that holds every message"
+    SNAPSHOT_RANGE = "a snapshot range that holds every message"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +139,14 @@ def _partitioned(target: Target) -> Case:
 def _snapshot_ordered(target: Target, *, pooled: bool = False) -> Case:
     return Case(
         f"snapshot-ordered-{target}{'-pooled' if pooled else ''}", "Ordered, Snapshot", target, Order.COMMIT,
-        source=_SNAPSHOT, ending=Ending.WINDOW, pooled=pooled,
+        source=_SNAPSHOT, ending=Ending.SNAPSHOT_RANGE, pooled=pooled,
     )  # fmt: skip
 
 
 def _snapshot_partitioned(target: Target) -> Case:
     return Case(
         f"snapshot-partitioned-{target}", "Partitioned, Snapshot", target, Order.COMMIT, PARTITIONS, replicas=3,
-        delivery=_DIVIDED, source=_SNAPSHOT, ending=Ending.WINDOW, changes=True,
+        delivery=_DIVIDED, source=_SNAPSHOT, ending=Ending.SNAPSHOT_RANGE, changes=True,
     )  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def _apart(target: Target) -> Case:
 
 def _apart_snapshot(target: Target) -> Case:
     return Case(
-        f"apart-snapshot-{target}", "Ordered, apart", target, Order.COMMIT, source=_SNAPSHOT, ending=Ending.WINDOW,
+        f"apart-snapshot-{target}", "Ordered, apart", target, Order.COMMIT, source=_SNAPSHOT, ending=Ending.SNAPSHOT_RANGE,
         apart=True,
     )  # fmt: skip
 

@@ -68,7 +68,7 @@ def build_statement(case: Case) -> str:
         name=case.name,
         columns="message_id, data->>'orderKey', (data->>'sequence')::int, (data->>'cents')::int",
         rows="batch",
-        order="batch.position" if case.ending is Ending.WINDOW else "batch.transaction_id, batch.position",
+        order="batch.position" if case.ending is Ending.SNAPSHOT_RANGE else "batch.transaction_id, batch.position",
     )
 
 

@@ -41,8 +41,8 @@ _DIVISION: Final = """
 SELECT format('it has %%s partitions, and %%s were asked for', partition_count, %s)
   FROM outbox.processor_partitions WHERE processor_id = %s AND (partition_count <> %s OR next_count IS NOT NULL)
 """
-_WINDOWS: Final = """
-SELECT partition, lower_snapshot::text, upper_snapshot::text, window_position
+_RANGES: Final = """
+SELECT partition, lower_snapshot::text, upper_snapshot::text, range_position
   FROM outbox.processor_checkpoints WHERE processor_id = %s
 """
 _UNEXAMINED: Final = """
@@ -54,7 +54,7 @@ SELECT c.partition, count(*)
         OR pg_visible_in_snapshot(m.transaction_id, c.upper) AND m.position <= c.position) IS NOT TRUE
  GROUP BY c.partition
 """
-"""Of the cursor Snapshot: messages that no partition's window holds. Windows are the source's, wherever they are."""
+"""Of the cursor Snapshot: messages that no partition's snapshot range holds. Ranges are the source's, wherever they are."""
 _IN_QUEUE: Final = """
 SELECT 0, count(*)
   FROM (SELECT 1 FROM outbox.competing_batches WHERE processor_id = %(case)s
@@ -62,10 +62,11 @@ SELECT 0, count(*)
         SELECT 1
           FROM outbox.{} m
           LEFT JOIN LATERAL (
-              SELECT f.lower_snapshot FROM outbox.competing_frontiers f
-               WHERE f.processor_id = %(case)s AND f.lane = m.priority ORDER BY f.id DESC LIMIT 1) AS lane ON true
+              SELECT f.lower_snapshot FROM outbox.competing_dispatch_positions f
+               WHERE f.processor_id = %(case)s AND f.priority = m.priority
+               ORDER BY f.id DESC LIMIT 1) AS position ON true
          WHERE m.deliver_after IS NOT NULL
-            OR pg_visible_in_snapshot(m.transaction_id, lane.lower_snapshot) IS NOT TRUE) AS what_is_left
+            OR pg_visible_in_snapshot(m.transaction_id, position.lower_snapshot) IS NOT TRUE) AS what_is_left
 HAVING count(*) > 0
 """
 """Of a queue: batches in hand, messages that are delayed, and those that were not handed out."""
@@ -109,12 +110,12 @@ class Journal:
 
     def changes(self, case: Case) -> list[float]:
         """Return when the number of partitions was another one, in seconds since 1970."""
-        lines = self._lines[case.name, "division"]
+        lines = self._lines[case.name, "partitioning"]
         return [one["at"] for before, one in pairwise(lines) if one["count"] != before["count"]]
 
     def _count(self, case: Case, at: float) -> int:
         """Return into how many partitions the case was divided at a time."""
-        counts = [line["count"] for line in self._lines[case.name, "division"] if line["at"] <= at]
+        counts = [line["count"] for line in self._lines[case.name, "partitioning"] if line["at"] <= at]
         return counts[-1] if counts else case.partitions
 
 
@@ -126,16 +127,16 @@ def read_final(databases: Databases, case: Case) -> dict[int, tuple[int, ...]]:
 
 
 def read_unexamined(databases: Databases, case: Case, partitions: int) -> dict[int, int]:
-    """Return how many messages no window holds, or wait in the queue, by partition."""
+    """Return how many messages no snapshot range holds, or wait in the queue, by partition."""
     if case.queue:
         query = sql.SQL(_IN_QUEUE).format(sql.Identifier(f"queue_{case.queue}"))
         with databases.home(case).connect() as connection:
             return dict(connection.execute(query, {"case": case.name}).fetchall())
-    if case.ending is not Ending.WINDOW:
+    if case.ending is not Ending.SNAPSHOT_RANGE:
         return {}
     with databases.home(case).connect() as home, databases.source.connect() as source:
-        windows = home.execute(_WINDOWS, [case.name]).fetchall()
-        columns = [[window[column] for window in windows] for column in range(4)]
+        ranges = home.execute(_RANGES, [case.name]).fetchall()
+        columns = [[each[column] for each in ranges] for column in range(4)]
         return dict(source.execute(_UNEXAMINED, [*columns, partitions]).fetchall())
 
 

@@ -36,7 +36,7 @@ class Evidence:
         held: leases that the observer saw, in order of time.
         effects: when each trace came and, where the target says so, in which epoch.
         final: the checkpoint of each partition at the end.
-        unexamined: messages that no window holds at the end (cursor Snapshot), or that are left in a queue.
+        unexamined: messages that no snapshot range holds at the end (cursor Snapshot), or that are left in a queue.
         partitions: into how many the case is divided at the end.
         complaints: what was wrong with the processes themselves, or needs a person.
 
@@ -109,7 +109,7 @@ def find_not_at_end(case: Case, produced: Sequence[Committed], evidence: Evidenc
     """Name each partition whose checkpoint does not say that everything is handled."""
     last = last_pairs(produced, evidence.partitions)
     left = [f"{count} messages of partition {number} are left" for number, count in evidence.unexamined.items()]
-    if case.ending in (Ending.WINDOW, Ending.EMPTY):
+    if case.ending in (Ending.SNAPSHOT_RANGE, Ending.EMPTY):
         return left + [f"partition {number} has no checkpoint" for number in last if number not in evidence.final]
     return left + [
         f"partition {partition} ends at {evidence.final.get(partition)}, its last message is {pair}"

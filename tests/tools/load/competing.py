@@ -136,7 +136,7 @@ class Measure:
             row = self.connection.execute(_SIZES, ([f"outbox.{table}" for table in tables],)).fetchone()
             return int(row[0]) // 1024 if row else 0
 
-        state = of("competing_batches", "competing_frontiers")
+        state = of("competing_batches", "competing_dispatch_positions")
         row = self.connection.execute("SELECT pg_total_relation_size('outbox.processor_checkpoints')").fetchone()
         kept = int(row[0]) // 1024 if row else 0
         return f"state {state} kB, checkpoints {kept} kB" + (

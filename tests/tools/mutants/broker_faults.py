@@ -298,7 +298,7 @@ BROKER: Final = (
         "fresh = self.unstored(batch.after) | ",
         "fresh = ",
         f"{_KAFKA_ONCE}::TestWhatTheNextOwnerKnows::test_of_a_batch_that_two_owners_died_of_nothing_is_forgotten",
-        f"{_KAFKA_ONCE}::TestWhatTheNextOwnerKnows::test_with_cursor_snapshot_the_windows_say_what_is_stored",
+        f"{_KAFKA_ONCE}::TestWhatTheNextOwnerKnows::test_with_cursor_snapshot_the_ranges_say_what_is_stored",
     ),
     fault(
         "a transaction of Kafka has messages that a crash of PostgreSQL may take back, or follows such a checkpoint",

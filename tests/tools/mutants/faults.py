@@ -209,11 +209,11 @@ READING: Final = (
         "tests/contract/test_cursor.py::TestFilters::test_examined_goes_beyond_what_matched",
     ),
     fault(
-        "a window is read up to now",
+        "a snapshot range is read up to now",
         f"{WORKER}/postgres/reading/range_reader.py",
-        "        span = SnapshotRange(window.end, upper)\n",
-        "        span = SnapshotRange(window.end)\n",
-        "tests/contract/test_window_interleavings.py",
+        "        span = SnapshotRange(snapshot_range.end, upper)\n",
+        "        span = SnapshotRange(snapshot_range.end)\n",
+        "tests/contract/test_snapshot_interleavings.py",
     ),
     fault(
         "a transaction that was open when a partition read in vain is not read later",
@@ -232,7 +232,7 @@ READING: Final = (
     fault(
         "a snapshot range that was opened before is taken for one up to now",
         f"{WORKER}/postgres/reading/arrivals.py",
-        "bound=min(before.bound, parse_snapshot(window.end).xmin)",
+        "bound=min(before.bound, parse_snapshot(snapshot_range.end).xmin)",
         "bound=before.bound",
         "tests/contract/test_arrivals.py",
     ),

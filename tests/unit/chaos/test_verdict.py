@@ -177,7 +177,7 @@ def test_checkpoint_that_moved_back_is_counted() -> None:
     ("case", "fields", "said"),
     [
         pytest.param(SNAPSHOT, {"unexamined": {0: 3}}, "3 messages of partition 0 are left", id="in no window"),
-        pytest.param(SNAPSHOT, {"final": {}}, "partition 0 has no checkpoint", id="no window at all"),
+        pytest.param(SNAPSHOT, {"final": {}}, "partition 0 has no checkpoint", id="no snapshot range at all"),
         pytest.param(COMPETING, {"final": {0: (1, 1)}}, "ends at (1, 1)", id="the outbox is not done"),
         pytest.param(BY_NAME["queue-sql"], {"unexamined": {0: 1}}, "are left", id="the queue is not empty"),
         pytest.param(SQL, {"final": {0: (10_000, 1)}}, "ends at (10000, 1)", id="beyond what there is"),

@@ -46,7 +46,8 @@ def test_a_new_resource_has_no_status_yet():
         pytest.param({}, "Running", id="all is well"),
         pytest.param({"MessagesFlow": "KeyBlocked"}, "Running, but KeyBlocked", id="a key waits for a person"),
         pytest.param(
-            {"SourceCurrent": "BoundStalled", "MessagesFlow": "DeadLetters"}, "Running, but BoundStalled, DeadLetters",
+            {"SourceCurrent": "HighWaterMarkStalled", "MessagesFlow": "DeadLetters"},
+            "Running, but HighWaterMarkStalled, DeadLetters",
             id="two things",
         ),
     ],

@@ -1,4 +1,4 @@
-"""What `outbox run` counts deaths under: the same over starts of the same text, another one for a changed handler."""
+"""What `outbox run` counts crashes under: the same over starts of the same text, another one for a changed handler."""
 
 from __future__ import annotations
 

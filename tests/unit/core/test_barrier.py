@@ -29,7 +29,7 @@ MARK = 50
 SNAPSHOT = "40:60:40,55"
 ASKED = Partitioning(3, "partition key", 5, None, MARK)
 DRAWN = Partitioning(3, "partition key", 5, snapshot_barrier(SNAPSHOT), MARK)
-"""The barrier of windows: it sees the mark."""
+"""The barrier of snapshot ranges: it sees the mark."""
 
 
 @pytest.mark.parametrize(
@@ -133,28 +133,37 @@ def test_a_key_is_text_that_can_be_written():
     assert key_of(message, PartitionKey(data=["order"])) == "?-é"
 
 
-def window(lower, upper=None, position=None, counter=7):
+def snapshot_range(lower, upper=None, position=None, counter=7):
     return Checkpoint(0, counter, SnapshotRange(lower, upper, position))
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "at_line", "beyond"),
+    ("checkpoint", "at_barrier", "beyond"),
     [
-        pytest.param(window(None), False, False, id="nothing is examined"),
-        pytest.param(window("40:50:40"), False, False, id="taken before the wish was asked for"),
-        pytest.param(window("40:60:40,50,55"), False, False, id="taken while the asking transaction was open"),
-        pytest.param(window("40:50:40", "40:60:40,50,55", 9), False, False, id="inside a window that does not see it"),
-        pytest.param(window("40:50:40", SNAPSHOT, 9), False, False, id="inside the last window"),
-        pytest.param(window(SNAPSHOT), True, False, id="at the barrier"),
-        pytest.param(window(SNAPSHOT, counter=999), True, False, id="at the barrier, whatever the counter"),
-        pytest.param(window("40:61:55"), False, True, id="taken later"),
-        pytest.param(window("40:50:40", "40:61:55", 9), False, True, id="inside a window that was opened later"),
+        pytest.param(snapshot_range(None), False, False, id="nothing is examined"),
+        pytest.param(snapshot_range("40:50:40"), False, False, id="taken before the wish was asked for"),
+        pytest.param(snapshot_range("40:60:40,50,55"), False, False, id="taken while the asking transaction was open"),
+        pytest.param(
+            snapshot_range("40:50:40", "40:60:40,50,55", 9),
+            False,
+            False,
+            id="inside a snapshot range that does not see it",
+        ),
+        pytest.param(snapshot_range("40:50:40", SNAPSHOT, 9), False, False, id="inside the last snapshot range"),
+        pytest.param(snapshot_range(SNAPSHOT), True, False, id="at the barrier"),
+        pytest.param(snapshot_range(SNAPSHOT, counter=999), True, False, id="at the barrier, whatever the counter"),
+        pytest.param(snapshot_range("40:61:55"), False, True, id="taken later"),
+        pytest.param(
+            snapshot_range("40:50:40", "40:61:55", 9), False, True, id="inside a snapshot range that was opened later"
+        ),
     ],
 )
-def test_where_a_window_lies(checkpoint, at_line, beyond):
-    assert (DRAWN.is_at_barrier(checkpoint), DRAWN.is_beyond_barrier(checkpoint)) == (at_line, beyond)
+def test_where_a_range_lies(checkpoint, at_barrier, beyond):
+    assert (DRAWN.is_at_barrier(checkpoint), DRAWN.is_beyond_barrier(checkpoint)) == (at_barrier, beyond)
     assert not ASKED.is_at_barrier(checkpoint)
-    assert ASKED.is_beyond_barrier(checkpoint) is (beyond or checkpoint.window.end == SNAPSHOT), "not drawn: it may be"
+    assert ASKED.is_beyond_barrier(checkpoint) is (beyond or checkpoint.snapshot_range.end == SNAPSHOT), (
+        "not drawn: it may be"
+    )
 
 
 def test_where_a_pair_lies():
@@ -176,7 +185,7 @@ def test_a_line_is_another_one_by_its_mark():
 
 
 def test_all_are_waited_for_while_the_line_is_not_drawn():
-    stored = dict.fromkeys(range(3), window(SNAPSHOT))
+    stored = dict.fromkeys(range(3), snapshot_range(SNAPSHOT))
     assert (find_waiting(ASKED, stored), find_waiting(DRAWN, stored)) == ((0, 1, 2), ())
     said = "changing partitions 3 -> 5: 0 of 3 at the barrier, waiting for partitions 0, 1, 2"
     assert describe_change(ASKED, (0, 1, 2), ()) == said

@@ -46,28 +46,33 @@ def test_a_part_without_a_message_ends_nowhere():
         take_part(batch, places(1, 3, 6), 0, 0)
 
 
-def test_a_part_of_a_window_is_a_page_of_it():
+def test_a_part_of_a_range_is_a_page_of_it():
     lower, upper = "10:10:", "20:20:"
-    window = SnapshotRange(upper, plan=Plan.BY_POSITION)
+    snapshot_range = SnapshotRange(upper, plan=Plan.BY_POSITION)
     batch = Batch(
-        Checkpoint(0, 100, SnapshotRange(lower)), Checkpoint(0, 110, window), (), 10, full=False, matched_count=3,
+        Checkpoint(0, 100, SnapshotRange(lower)), Checkpoint(0, 110, snapshot_range), (), 10, full=False,
+        matched_count=3,
         excluded=(Checkpoint(15, 2),),
     )  # fmt: skip
     # Read by position: transaction ids are in no order.
     found = Places(("19", "12", "11"), (1, 3, 6), ("a", "b", "c"))
     part = take_part(batch, found, 0, 2)
     assert part.examined == Checkpoint(0, 103)
-    assert part.examined.window == SnapshotRange(lower, upper, 3, Plan.BY_POSITION)
+    assert part.examined.snapshot_range == SnapshotRange(lower, upper, 3, Plan.BY_POSITION)
     assert part.excluded == (Checkpoint(15, 2),)
     rest = take_part(batch, found, 2, 3)
-    assert (rest.after.window, rest.examined.window, rest.excluded) == (part.examined.window, window, ())
+    assert (rest.after.snapshot_range, rest.examined.snapshot_range, rest.excluded) == (
+        part.examined.snapshot_range,
+        snapshot_range,
+        (),
+    )
 
 
-def test_a_part_of_a_page_stays_in_its_window():
+def test_a_part_of_a_page_stays_in_its_range():
     before, after = SnapshotRange("10:10:", "20:20:", 5), SnapshotRange("10:10:", "20:20:", 9)
     batch = Batch(Checkpoint(0, 100, before), Checkpoint(0, 104, after), (), 4, full=True, matched_count=2)
     part = take_part(batch, places(6, 9), 0, 1)
-    assert (part.examined, part.examined.window) == (Checkpoint(0, 101), SnapshotRange("10:10:", "20:20:", 6))
+    assert (part.examined, part.examined.snapshot_range) == (Checkpoint(0, 101), SnapshotRange("10:10:", "20:20:", 6))
 
 
 def test_a_part_of_held_messages_names_them():

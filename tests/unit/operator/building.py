@@ -110,13 +110,13 @@ def build_conflict(code: int, number: int = 7, **fields: Any) -> Conflict:
     )
 
 
-def summary_of(conflict: Conflict, *, opened: bool = False, count: int = 1, strangers: int = 0) -> ConflictSummary:
+def summary_of(conflict: Conflict, *, opened: bool = False, count: int = 1, unowned_calls: int = 0) -> ConflictSummary:
     return ConflictSummary(
         count=count,
         by_code={str(conflict.code): count},
         last=conflict,
         open=conflict if opened else None,
-        strangers=strangers,
+        unowned_calls=unowned_calls,
     )
 
 

@@ -126,7 +126,7 @@ def test_what_status_says_of_the_modes_is_in_the_metrics(served):
     key = BlockedKey(key="7", message_id="m", attempts=1)
     served.status.set_observed(
         leases=[LeaseView(partition=0, epoch=4, pod="pod", held=True), LeaseView(partition=1, epoch=9, pod="other")],
-        division=PartitioningView(count=2, next_count=4, at_line=1),
+        partitioning=PartitioningView(count=2, next_count=4, at_barrier=1),
         failures=FailureSummary(held=3, dead_letters=2, blocked_keys=[key]),
         unfinished=Unfinished(consumers=3),
     )
@@ -137,7 +137,7 @@ def test_what_status_says_of_the_modes_is_in_the_metrics(served):
         'outbox_partition_epoch{partition="1",processor="orders"} 9.0',
         'outbox_partitions{processor="orders"} 2.0',
         'outbox_partitions_next{processor="orders"} 4.0',
-        'outbox_partitions_at_line{processor="orders"} 1.0',
+        'outbox_partitions_at_barrier{processor="orders"} 1.0',
         'outbox_blocked_keys{processor="orders"} 1.0',
         'outbox_consumers{processor="orders"} 3.0',
         'outbox_state_reason{processor="orders",reason="Starting",state="Starting"} 1.0',

@@ -54,7 +54,7 @@ def test_what_the_broker_names_leaves_the_piece_and_all_of_it_is_behind():
     assert actions(sifted) == {"m-3": (RefusalAction.RETRY, 1), "m-6": (RefusalAction.DEAD_LETTER, 3)}
 
 
-def test_deaths_are_those_of_the_first_message_only():
+def test_crashes_are_those_of_the_first_message_only():
     assert actions(sort([0, 1], crash_count=1)) == {"m-1": (RefusalAction.RETRY, 2), "m-2": (RefusalAction.RETRY, 1)}
 
 

@@ -57,7 +57,7 @@ def longest_report() -> Report:
     full.claim_holder = OTHER
     full.set_observed(
         conflicts=ConflictSummary(count=1, by_code={"4": 1}, last=conflict, open=conflict),
-        bound=HighWaterMark(transaction_id="1", age_seconds=1, holder="h" * 300),
+        high_water_mark=HighWaterMark(transaction_id="1", age_seconds=1, holder="h" * 300),
     )
     report: Report = full.report()
     return report

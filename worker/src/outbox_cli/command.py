@@ -48,6 +48,6 @@ def whoami() -> str:
 
 
 def need_reason(options: argparse.Namespace) -> None:
-    """Refuse an act that says no reason; a dry run needs none."""
+    """Refuse a decision without a reason; a dry run needs none."""
     if options.reason is None and not options.dry_run:
-        raise UsageError("--reason is missing: it is kept with the act")
+        raise UsageError("--reason is missing: it is kept in the audit log")

@@ -374,7 +374,7 @@ _WAIT = _option("--wait", action="store_true", help="in a cluster: until it is d
 _WAIT.add_argument("--timeout", type=number_of_seconds, default=120.0, help="seconds to wait (%(default)s)")
 _DRY_RUN = _option("--dry-run", action="store_true", help="say what would be done")
 _ASKING = _option("-y", "--yes", action="store_true", help="do not ask", parents=[_DRY_RUN])
-_RECORDED = _option("--reason", metavar="TEXT", help="why; kept with the act", parents=[_ASKING])
+_RECORDED = _option("--reason", metavar="TEXT", help="why; kept in the audit log", parents=[_ASKING])
 _MESSAGES = _option("--key", action="append", help="messages of this key; repeat it for more")
 _MESSAGES.add_argument("--message-id", action="append", help="this message; repeat it for more")
 _DEAD_LETTERS = _option(

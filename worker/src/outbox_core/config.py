@@ -46,7 +46,7 @@ class ResolutionAction(StrEnum):
 
 
 class Resolution(SpecModel):
-    """A person's decision about one conflict; a recorded act, carried out once."""
+    """A person's decision about one conflict; recorded in the audit log, carried out once."""
 
     conflict_id: int
     action: ResolutionAction

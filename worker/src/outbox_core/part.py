@@ -127,15 +127,15 @@ def take_part(batch: Batch, places: Places, begin: int, end: int, without: Colle
 def _reach(batch: Batch, places: Places, end: int) -> Checkpoint:
     """Return the checkpoint after so many messages, more than none and not all of them."""
     last = places[end - 1].checkpoint
-    window = batch.examined.window
-    if window is None:
+    snapshot_range = batch.examined.snapshot_range
+    if snapshot_range is None:
         return last
-    before = batch.after.window or SnapshotRange()
-    same = before.is_open and before.upper == window.end
+    before = batch.after.snapshot_range or SnapshotRange()
+    same = before.is_open and before.upper == snapshot_range.end
     lower = before.lower if same else before.end
     examined = end + len(_between(batch, places, 0, end))
     return Checkpoint(
-        0, batch.after.position + examined, SnapshotRange(lower, window.end, last.position, window.plan)
+        0, batch.after.position + examined, SnapshotRange(lower, snapshot_range.end, last.position, snapshot_range.plan)
     )  # fmt: skip
 
 
@@ -151,4 +151,4 @@ def _between(batch: Batch, places: Places, begin: int, end: int) -> tuple[Checkp
 
 def _order(batch: Batch, pair: Checkpoint) -> tuple[int, int]:
     """Return what sorts messages as the batch's cursor reads them."""
-    return (0, pair.position) if batch.examined.window is not None else (pair.transaction_id, pair.position)
+    return (0, pair.position) if batch.examined.snapshot_range is not None else (pair.transaction_id, pair.position)

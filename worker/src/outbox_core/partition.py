@@ -6,7 +6,7 @@ Slots, not partitions, are what the index is built on, so that it serves every N
 has none; partition 0 reads it (`outbox_worker.postgres.reading.messages`).
 
 Who owns what is not negotiated: every process sees the same members and leases in the database and works out the same
-division. Views differ for moments; then two want one partition, and the lease lets one of them.
+partitioning. Views differ for moments; then two want one partition, and the lease lets one of them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def slots_of(partition: int, count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PartitionOwners:
-    """What one process sees of the division of a processor.
+    """What one process sees of the partitioning of a processor.
 
     Attributes:
         count: partitions.

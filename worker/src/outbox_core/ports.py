@@ -211,7 +211,7 @@ class OwnerStart:
         partition: that is owned; 0 where the processor is not partitioned.
         epoch: of the lease: a later owner has a higher one.
         checkpoint: that the row has; None: there is no row yet, so nothing was handled under it.
-        moved: number of the last recorded act by which a person moved the checkpoint, 0: none; the latest is highest.
+        moved: number of the last audit log entry by which a user moved the checkpoint, 0: none; the latest is highest.
 
     """
 

@@ -171,7 +171,7 @@ class PartitioningView(WireModel):
 
     count: int = Field(description="Partitions there are; spec.delivery.partitions.count says how many there shall be.")
     next_count: int | None = Field(None, description="What the number changes to, once all are at the barrier.")
-    at_line: int = Field(0, description="Partitions that have stopped there.")
+    at_barrier: int = Field(0, description="Partitions that have stopped there.")
     message: Message = Field("", description="How far the change is, and what it waits for.")
 
 
@@ -223,7 +223,7 @@ class HighWaterMarkHolder(WireModel):
     """Since its transaction began; None where the worker's role may not see it."""
 
 
-class BoundStatus(WireModel):
+class HighWaterMarkStatus(WireModel):
     """The high-water mark (`pg_snapshot_xmin`) while it stands still: else it says nothing of this processor."""
 
     transaction_id: Short = Field(description="Nothing at or above it can be read yet.")
@@ -231,7 +231,7 @@ class BoundStatus(WireModel):
     holder: Long | None = Field(None, description="Who holds it back.")
 
 
-class HighWaterMark(BoundStatus):
+class HighWaterMark(HighWaterMarkStatus):
     """The high-water mark as a worker reports it, whether it stands still or not."""
 
     held_by: HighWaterMarkHolder | None = None
@@ -285,7 +285,7 @@ class ConflictSummary(WireModel):
     by_code: Annotated[dict[str, int], Field(max_length=16)] = Field(default_factory=dict, description="By code.")
     last: Conflict | None = Field(None, description="The latest.")
     open: Conflict | None = Field(None, description="The one that waits for a person.")
-    strangers: int = Field(0, description="Refused calls of callers without ownership; approximate.")
+    unowned_calls: int = Field(0, description="Refused calls of callers without ownership; approximate.")
 
 
 class KeyRef(WireModel):
@@ -376,11 +376,11 @@ class Report(WireModel):
     lease: LeaseView | None = None
     leases: list[LeaseView] = []
     """Of a partitioned processor: every live lease, of all processes."""
-    division: PartitioningView | None = None
+    partitioning: PartitioningView | None = None
     """Of a partitioned processor: the number of its partitions, and a change of it."""
     checkpoints: list[CheckpointView] = []
     lag: Lag | None = None
-    bound: HighWaterMark | None = None
+    high_water_mark: HighWaterMark | None = None
     handled: int = 0
     """Messages handled by this process."""
     batches: int = 0

@@ -26,8 +26,8 @@ from outbox_worker.logs import get_logger, set_up_logging
 from outbox_worker.observe.access import read_access
 from outbox_worker.observe.health import HealthServer
 from outbox_worker.observe.observer import Observer, SourceWatch
-from outbox_worker.observe.speaker import Speaker
 from outbox_worker.observe.status import Identity, ProcessStatus, Progress, write_last_word, write_termination
+from outbox_worker.observe.status_writer import StatusWriter
 from outbox_worker.ownership.heartbeat import Beat, Heartbeat, Holding, Ownership
 from outbox_worker.ownership.one_shot import run_once
 from outbox_worker.ownership.release import give_back
@@ -229,7 +229,7 @@ def _build_work(process: Process, processor: Processor, databases: Databases, *,
     )  # fmt: skip
     units = _build_units(process, processor, databases, replica)
     renewal = MODES[config.delivery.mode].renewal(replica, [each.ownership for each in units])
-    speaker = Speaker(status, claim_uid=config.resource.uid, pod=settings.pod, token=process.token)
+    status_writer = StatusWriter(status, claim_uid=config.resource.uid, pod=settings.pod, token=process.token)
     chance = random.SystemRandom()
     runners = [
         Runner(
@@ -240,7 +240,7 @@ def _build_work(process: Process, processor: Processor, databases: Databases, *,
             units, build_steps(units, replica, take_over=take_over, feed=process.engine.feed), strict=True
         )
     ]  # fmt: skip
-    return Work(Holding(units, renewal, speaker), replica, runners)
+    return Work(Holding(units, renewal, status_writer), replica, runners)
 
 
 def _build_units(

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from pydantic import Field
 
 from outbox_core.report import (
-    BoundStatus,
     CheckpointView,
     ConflictSummary,
     FailureCounts,
+    HighWaterMarkStatus,
     KeyRef,
     Lag,
     Message,
@@ -149,11 +149,13 @@ class ProcessorStatus(WireModel):
         description="Mode Partitioned: who owns which partition, and how far it is.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["partition"]},
     )
-    division: PartitioningView | None = Field(
+    partitioning: PartitioningView | None = Field(
         None, description="Mode Partitioned: the number of partitions, and a change of it."
     )
     lag: Lag | None = Field(None, description="What waits behind the checkpoint.")
-    bound: BoundStatus | None = Field(None, description="What holds reading back, while something does.")
+    high_water_mark: HighWaterMarkStatus | None = Field(
+        None, description="What holds reading back, while something does."
+    )
     conflicts: ConflictSummary = Field(default_factory=ConflictSummary, description="Refusals.")
     failures: FailuresStatus | None = Field(None, description="Messages that failed.")
     hand_over: HandOverStatus | None = Field(None, description="Progress of spec.handOverTo.")

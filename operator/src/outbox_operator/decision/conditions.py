@@ -142,20 +142,20 @@ def _source(facts: Facts) -> Answer:
     if facts.lead is not None and facts.lead.reason is WorkerReason.DATABASE_UNAVAILABLE:
         # What was seen last may be over, or have begun, long ago.
         return Answer(None, Reason.NOT_OBSERVED, "the database cannot be asked now, see Ready")
-    bound = facts.lead.bound if facts.lead is not None else None
-    if bound is None and facts.lead is not None and facts.lead.unfinished is not None:
+    mark = facts.lead.high_water_mark if facts.lead is not None else None
+    if mark is None and facts.lead is not None and facts.lead.unfinished is not None:
         return Answer(True, Reason.AS_EXPECTED, "mode Competing waits for no open transaction")
-    if bound is None:
+    if mark is None:
         return Answer(None, Reason.NOT_OBSERVED, "no worker reads now")
-    if not bound.stalled:
-        return Answer(True, Reason.BOUND_MOVES)
-    holder = bound.holder or "a transaction that no view of the server shows"
-    others = f" ({bound.others} more open transactions hold it next)" if bound.others else ""
+    if not mark.stalled:
+        return Answer(True, Reason.HIGH_WATER_MARK_MOVES)
+    holder = mark.holder or "a transaction that no view of the server shows"
+    others = f" ({mark.others} more open transactions hold it next)" if mark.others else ""
     message = (
-        f"nothing at or above transaction {bound.transaction_id} can be read for {round(bound.age_seconds)} s although "
-        f"messages wait: held back by {holder}{others}; {bound.remedy or 'end that transaction'}"
+        f"nothing at or above transaction {mark.transaction_id} can be read for {round(mark.age_seconds)} s although "
+        f"messages wait: held back by {holder}{others}; {mark.remedy or 'end that transaction'}"
     )
-    return Answer(False, Reason.BOUND_STALLED, message)
+    return Answer(False, Reason.HIGH_WATER_MARK_STALLED, message)
 
 
 def _flow(facts: Facts) -> Answer:

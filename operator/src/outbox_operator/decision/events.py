@@ -70,12 +70,13 @@ def _conflicts(facts: Facts, previous: ProcessorStatus) -> list[Event]:
     before, after = previous.conflicts, facts.conflicts
     if after.last is not None and (before.last is None or before.last.id < after.last.id):
         found.append(_conflict(facts, after.last))
-    if after.strangers > before.strangers:
+    if after.unowned_calls > before.unowned_calls:
         message = (
-            f"{after.strangers - before.strangers} calls of store_processor_checkpoint without ownership were refused "
-            f"({after.strangers} in all): a script or program that is not this processor"
+            f"{after.unowned_calls - before.unowned_calls} calls of store_processor_checkpoint without ownership were "
+            "refused "
+            f"({after.unowned_calls} in all): a script or program that is not this processor"
         )
-        found.append(Event("StrangerRefused", message, warning=True))
+        found.append(Event("UnownedCallerRefused", message, warning=True))
     if before.open is not None and after.open is None:
         found.append(Event("ConflictResolved", f"conflict {before.open.id} is resolved; processing goes on"))
     return found

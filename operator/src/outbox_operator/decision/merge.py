@@ -139,15 +139,15 @@ def merge_figures(facts: Facts) -> dict[str, Any]:
         told["partitions"] = _list_partitions(report)
     if (lag := report.lag) is not None:
         told["lag"] = lag.model_copy(update={"seconds": round(lag.seconds, 1), "text": format_lag(lag)})
-    if (bound := report.bound) is not None:
+    if (mark := report.high_water_mark) is not None:
         # While nothing holds it back, it moves with every transaction of the server.
-        age = {"age_seconds": round(bound.age_seconds, 1)}
-        told["bound"] = bound.model_copy(update=age) if bound.stalled else None
+        age = {"age_seconds": round(mark.age_seconds, 1)}
+        told["high_water_mark"] = mark.model_copy(update=age) if mark.stalled else None
     return told
 
 
-_AS_TOLD: Final = ("division", "start_from_used")
-_FIGURES: Final = ("bound", "checkpoint", "failures", "lag", "partitions", "reported_at", *_AS_TOLD)
+_AS_TOLD: Final = ("partitioning", "start_from_used")
+_FIGURES: Final = ("high_water_mark", "checkpoint", "failures", "lag", "partitions", "reported_at", *_AS_TOLD)
 
 
 def _list_partitions(report: Report) -> list[PartitionStatus]:
@@ -160,11 +160,11 @@ def _list_partitions(report: Report) -> list[PartitionStatus]:
     ]
 
 
-def describe_division(facts: Facts) -> str:
+def describe_partitioning(facts: Facts) -> str:
     """Say what keeps the number of partitions from being what the spec asks for; empty: it is as asked."""
     divided = facts.observed.processor.spec.delivery.partitions
-    told = facts.lead.division if facts.lead is not None else None
-    seen = told or facts.observed.previous.division
+    told = facts.lead.partitioning if facts.lead is not None else None
+    seen = told or facts.observed.previous.partitioning
     if divided is None or seen is None:
         return ""
     if seen.message:
@@ -241,7 +241,7 @@ def merge_conflicts(observed: Observed, resolution: Resolution | None) -> Confli
         update={
             "last": latest.last or previous.last,
             "open": _merge_open(observed, resolution),
-            "strangers": max([previous.strangers, *(each.strangers for each in informed)]),
+            "unowned_calls": max([previous.unowned_calls, *(each.unowned_calls for each in informed)]),
         }
     )
 

@@ -16,7 +16,7 @@ from outbox_operator.api.observed import Observed, Problem, Role
 from outbox_operator.api.reasons import Reason
 from outbox_operator.api.status import Phase
 from outbox_operator.decision.hand_over import HandOverStep
-from outbox_operator.decision.merge import Facts, describe_division
+from outbox_operator.decision.merge import Facts, describe_partitioning
 from outbox_operator.decision.ownership import OwnershipState
 from outbox_operator.decision.reachability import describe_all_unreachable
 
@@ -98,16 +98,16 @@ def _conflict_open(facts: Facts) -> PolicyResult | None:
     reason = Reason.CHECKPOINT_AHEAD if conflict.code == 2 else Reason.CHECKPOINT_OLDER
     message = _with_change(facts, _describe_open(facts, conflict))
     # A partition that waits for a person does not stop the others.
-    return PolicyResult(Phase.BLOCKED, reason, message, stalled=True, stops_workers=not _is_divided(facts))
+    return PolicyResult(Phase.BLOCKED, reason, message, stalled=True, stops_workers=not _is_partitioned(facts))
 
 
 def _with_change(facts: Facts, message: str) -> str:
     """A change of the number of partitions that waits for this is said in the same breath."""
-    change = describe_division(facts)
+    change = describe_partitioning(facts)
     return f"{message}; {change}" if change else message
 
 
-def _is_divided(facts: Facts) -> bool:
+def _is_partitioned(facts: Facts) -> bool:
     return facts.observed.processor.spec.delivery.mode is Mode.PARTITIONED
 
 
@@ -123,7 +123,7 @@ def _describe_open(facts: Facts, conflict: Conflict) -> str:
         else ""
     )
     error = f" ({facts.decision_error})" if facts.decision_error else ""
-    what_waits = f"Nothing of partition {conflict.partition}" if _is_divided(facts) else "Nothing"
+    what_waits = f"Nothing of partition {conflict.partition}" if _is_partitioned(facts) else "Nothing"
     return (
         f"conflict {conflict.id}: the stored checkpoint {conflict.stored or '(no row)'} is {what} "
         f"{conflict.expected or '(none)'}, which the owner expected: another writer changed it. {what_waits} is "
@@ -244,7 +244,7 @@ def _worker_says(facts: Facts) -> PolicyResult | None:
 
 def _running(facts: Facts) -> PolicyResult:
     lead = facts.lead
-    if change := describe_division(facts):
+    if change := describe_partitioning(facts):
         return PolicyResult(Phase.RUNNING, Reason.CHANGING_PARTITIONS, change, stops_workers=False)
     if old := facts.observed.outdated:
         message = f"messages are being handled; {len(old)} pods of the former spec or version are being replaced"

@@ -312,12 +312,12 @@ def news_in(report: Report | None) -> Any:
         report.message,
         report.claim_holder,
         (lease.held, lease.pod, lease.epoch) if lease is not None else None,
-        report.division,
+        report.partitioning,
         report.conflicts.count,
-        report.conflicts.strangers,
+        report.conflicts.unowned_calls,
         report.conflicts.open,
         report.conflicts.last,
-        _bound(report),
+        _high_water_mark(report),
         _trouble(report),
         frozenset((held.partition, held.pod) for held in report.leases),
         report.unfinished.consumers if report.unfinished is not None else None,
@@ -326,15 +326,15 @@ def news_in(report: Report | None) -> Any:
 
 
 def figures_in(report: Report | None) -> Any:
-    """What of a report status shows and moves all the time; the time, and the bound while it moves, are no figures."""
+    """What of a report status shows and moves all the time; the time, and a mark that moves, are no figures."""
     if report is None:
         return None
-    bound = report.bound if report.bound is not None and report.bound.stalled else None
+    mark = report.high_water_mark if report.high_water_mark is not None and report.high_water_mark.stalled else None
     return (
         report.checkpoints,
         report.lag,
         report.failures,
-        bound,
+        mark,
         report.rebuild,
         report.unfinished,
         report.executors,
@@ -343,11 +343,11 @@ def figures_in(report: Report | None) -> Any:
     )
 
 
-def _bound(report: Report) -> str | None:
+def _high_water_mark(report: Report) -> str | None:
     """Whether it was looked at, and who holds it while it stands still."""
-    if report.bound is None:
+    if report.high_water_mark is None:
         return None
-    return report.bound.transaction_id if report.bound.stalled else ""
+    return report.high_water_mark.transaction_id if report.high_water_mark.stalled else ""
 
 
 def _trouble(report: Report) -> Any:

@@ -56,7 +56,7 @@ def handle(connection, first, last):
 
 def decide(connection, act, start, end):
     connection.execute(
-        "INSERT INTO outbox.recorded_acts (act, processor_id, from_transaction_id, from_position, to_transaction_id, "
+        "INSERT INTO outbox.audit_log (action, processor_id, from_transaction_id, from_position, to_transaction_id, "
         "to_position, reason, decided_by) VALUES (%s, %s, %s, %s, %s, %s, 'test', 'me')",
         (act, TOTALS.processor_id, *start, *end),
     )

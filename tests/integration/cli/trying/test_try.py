@@ -57,7 +57,7 @@ def test_a_loss_and_a_duplicate_are_found_and_the_exit_status_says_so(trials):
     trial.psql("DELETE FROM shop.loyalty_lines WHERE line = (SELECT min(line) FROM shop.loyalty_lines)")
     # What concerns one message, or no place of reading at all, explains nothing else that is missing.
     trial.psql(
-        "INSERT INTO outbox.recorded_acts (act, processor_id, to_transaction_id, to_position, reason, decided_by)"
+        "INSERT INTO outbox.audit_log (action, processor_id, to_transaction_id, to_position, reason, decided_by)"
         " SELECT 'GiveUp', 'orders-parcels', max(transaction_id), max(position), 'a test', 'me' FROM outbox.messages"
         " UNION ALL SELECT 'ChangePartitions', 'orders-loyalty', '0', 7, 'a test', 'me'"
     )

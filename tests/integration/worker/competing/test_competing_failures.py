@@ -233,7 +233,7 @@ def test_asked_to_stop_a_consumer_hands_back_what_it_has_as_it_is(failing, worke
     gate.wait_entered()
     asked = time.monotonic()
     first.terminate()
-    batch = "SELECT owner, piece, deaths, messages FROM outbox.competing_batches"
+    batch = "SELECT owner, chunk, crash_count, messages FROM outbox.competing_batches"
     assert failing.connection.execute(batch).fetchall() == [(None, None, 0, 20)]
     start(failing, workers, "pod-b", PYTHON_TARGET, lease="60s")
     failing.wait_handled(set(range(20)))

@@ -146,13 +146,13 @@ def test_a_dead_letter_of_a_blocked_partition_blocks_nothing_more(failing, worke
 
 
 @pytest.mark.parametrize("partitioned", [True, False], ids=["its key", "everything"])
-def test_a_skipped_message_is_a_recorded_act(failing, workers, partitioned):
+def test_a_skipped_message_is_recorded_in_the_audit_log(failing, workers, partitioned):
     failing.break_at(7)
     failing.produce(30)
     start(failing, workers, partitioned=partitioned, whenExhausted="Skip", retry=QUICK)
     failing.wait_handled(set(range(30)) - {7})
     failing.assert_once_and_in_order()
-    acts = failing.connection.execute("SELECT act, reason, decided_by FROM outbox.recorded_acts").fetchall()
+    acts = failing.connection.execute("SELECT action, reason, decided_by FROM outbox.audit_log").fetchall()
     assert [(act, by) for act, _, by in acts] == [("Skip", "delivery.whenExhausted")]
     assert acts[0][1].startswith("message message-7 of type Numbered, key key-2, after 3 attempts: P0042: ")
     assert (failing.held(), failing.dead()) == ([], [])
@@ -267,8 +267,8 @@ def test_nothing_is_asked_for_while_nothing_is_held(failing, workers):
 
     wait_until(look, "the statistics are there")
     assert calls["store_processor_checkpoint"] == 11  # one for the start
-    assert calls["review_lane"] == 1
-    assert calls.keys().isdisjoint({"hold_messages", "take_due_messages", "settle_held_messages", "begin_suspect"})
+    assert calls["review_partition"] == 1
+    assert calls.keys().isdisjoint({"hold_messages", "take_due_messages", "settle_held_messages", "begin_in_flight"})
 
 
 @pytest.mark.parametrize(

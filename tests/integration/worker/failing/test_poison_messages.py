@@ -1,4 +1,4 @@
-"""A message that kills its process is found by counting deaths, and ends like any whose attempts ran out."""
+"""A message that kills its process is found by counting crashes, and ends like any whose attempts ran out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Restarted:
     def __init__(self, workers, home):
         self.workers = workers
         self.home = home
-        self.deaths = 0
+        self.crashes = 0
         self.worker = workers.launch(home)
 
     def until(self, condition, what):
@@ -34,8 +34,8 @@ class Restarted:
             wait_until(lambda: self.worker.process.poll() is not None or condition(), what)
             if self.worker.process.poll() is not None:
                 assert self.worker.process.returncode == 137
-                self.deaths += 1
-                assert self.deaths <= MOST_CRASHES, self.worker.log()[-4000:]
+                self.crashes += 1
+                assert self.crashes <= MOST_CRASHES, self.worker.log()[-4000:]
                 self.worker = self.workers.launch(self.home)
 
 
@@ -55,7 +55,9 @@ def run(failing, workers, deadly, *, count=30, **delivery):
         pytest.param(
             {"blocks": "Key", "guarantee": "AtLeastOnce"}, set(range(7, 30, KEYS)), id="its key stays blocked"
         ),
-        pytest.param({"guarantee": "Transactional", "cursor": "Snapshot"}, {7}, id="each restart opens a window"),
+        pytest.param(
+            {"guarantee": "Transactional", "cursor": "Snapshot"}, {7}, id="each restart opens a snapshot range"
+        ),
     ],
 )
 def test_what_kills_its_process_is_isolated_and_becomes_a_dead_letter(failing, workers, delivery, lost):
@@ -63,7 +65,7 @@ def test_what_kills_its_process_is_isolated_and_becomes_a_dead_letter(failing, w
     running.until(lambda: set(failing.handled()) == set(range(30)) - lost, "all but the killer are handled")
     assert failing.dead() == [("message-7", 1, "ProcessKilled", "blocks" in delivery)]
     failing.assert_once_and_in_order()
-    assert running.deaths == 4
+    assert running.crashes == 4
 
 
 def test_a_held_message_that_kills_is_found_too(failing, workers):
@@ -78,7 +80,7 @@ def test_a_held_message_that_kills_is_found_too(failing, workers):
     running.until(lambda: len(failing.dead()) == 1, "the killer is dead")
     assert failing.dead()[0][0::2] == ("message-7", "ProcessKilled")
     assert set(failing.handled()) == free
-    assert running.deaths == 3
+    assert running.crashes == 3
 
 
 def test_stopped_at_a_killer_it_stays_so_until_the_handler_is_changed(failing, workers):

@@ -134,8 +134,8 @@ class TestWhatTheNextOwnerKnows:
             third.deliver(batch(message(3), message(4), message(5), after=Checkpoint(100, 2)), 4)
             assert topic.wait_for(5) == ids(1, 2, 3, 4, 5)
 
-    def test_with_cursor_snapshot_the_windows_say_what_is_stored(self, kafka, make):
-        """The next owner's window has a message of a lower position, so that its batches end elsewhere."""
+    def test_with_cursor_snapshot_the_ranges_say_what_is_stored(self, kafka, make):
+        """The next owner's snapshot range has a message of a lower position, so that its batches end elsewhere."""
         before = Checkpoint(0, 7, SnapshotRange("90:90:", None, None))
         middle = Checkpoint(0, 10, SnapshotRange("90:90:", "120:120:", 2))
         with kafka.topic(partitions=1) as topic:

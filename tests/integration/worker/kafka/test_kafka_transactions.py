@@ -147,7 +147,7 @@ def test_what_is_asked_for_again_by_deleting_the_row_comes_though_who_begins_die
         outbox.end_waiting_sessions()
         holder.rollback()
         outbox.connection.execute("DELETE FROM outbox.processor_checkpoints")
-        outbox.connection.execute("DELETE FROM outbox.kept_checkpoints")
+        outbox.connection.execute("DELETE FROM outbox.shadow_checkpoints")
         kafka.set_topic(records, "max.message.bytes", "50")
         second = start(topic.name, delivery)
         second.wait_state("Unavailable", "InvalidConfiguration")

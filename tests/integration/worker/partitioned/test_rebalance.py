@@ -52,28 +52,29 @@ def test_a_process_of_the_new_spec_changes_it_and_one_of_the_old_goes_along(
     wait_shared(outbox, after // 2, after - after // 2)
     assert_each_once_and_in_order(outbox, 600)
     for worker in (old, new):
-        report = worker.wait_for("it says so", lambda r: r.division is not None and r.division.count == after)
+        report = worker.wait_for("it says so", lambda r: r.partitioning is not None and r.partitioning.count == after)
         assert (report.conflicts.count, len(report.checkpoints)) == (0, after)
 
 
 def is_changing(text):
-    return lambda report: report.division is not None and text in report.division.message
+    return lambda report: report.partitioning is not None and text in report.partitioning.message
 
 
 def line(outbox):
     row = outbox.connection.execute(
-        "SELECT line_transaction_id::text, line_position FROM outbox.processor_partitions"
+        "SELECT barrier_transaction_id::text, barrier_position FROM outbox.processor_partitions"
     ).fetchone()
     return None if row is None or row[0] is None else (row[0], row[1])
 
 
-def at_line(outbox):
+def at_barrier(outbox):
     """Partitions whose checkpoint is at the barrier."""
     rows = outbox.connection.execute(
         "SELECT c.partition "
         "FROM outbox.processor_checkpoints c JOIN outbox.processor_partitions d USING (processor_id) "
-        "WHERE (c.last_processed_transaction_id, c.last_processed_position) = (d.line_transaction_id, d.line_position) "
-        "OR c.lower_snapshot::text = d.line_snapshot::text AND c.upper_snapshot IS NULL ORDER BY 1"
+        "WHERE (c.last_processed_transaction_id, c.last_processed_position) "
+        "= (d.barrier_transaction_id, d.barrier_position) "
+        "OR c.lower_snapshot::text = d.barrier_snapshot::text AND c.upper_snapshot IS NULL ORDER BY 1"
     ).fetchall()
     return [row[0] for row in rows]
 
@@ -99,7 +100,7 @@ def test_a_message_that_fails_stops_the_change_and_is_named(outbox, workers, sou
     for worker in (old, new):
         worker.wait_for("it names the message", is_changing(said))
     produce(outbox, 100, start=100)
-    wait_until(lambda: len(at_line(outbox)) == 2, "the others wait at the barrier")
+    wait_until(lambda: len(at_barrier(outbox)) == 2, "the others wait at the barrier")
     assert (len(outbox.handled()), counts(outbox)) == (len(good), (3, 4)), "nothing beyond the barrier is handled"
 
     for each in (home, other):
@@ -121,7 +122,7 @@ def test_what_is_in_flight_when_the_line_is_drawn_is_handled_before_the_change(o
     )
     new = start(outbox, workers, "pod-new", count=5, generation=2)
     new.wait_for("it says why it waits", is_changing("a transaction that began before the barrier was drawn"))
-    assert (counts(outbox), at_line(outbox)) == ((3, 5), [])
+    assert (counts(outbox), at_barrier(outbox)) == ((3, 5), [])
     writer.commit()
     wait_divided(outbox, 5)
     assert len(outbox.handled()) == 51, "under the former number"
@@ -130,7 +131,7 @@ def test_what_is_in_flight_when_the_line_is_drawn_is_handled_before_the_change(o
     assert_each_once_and_in_order(outbox, 100)
 
 
-def test_nobody_waits_for_what_is_in_flight_where_checkpoints_are_windows(outbox, workers):
+def test_nobody_waits_for_what_is_in_flight_where_checkpoints_are_ranges(outbox, workers):
     """It belongs behind the barrier.
 
     Partitions that have had nothing to do for a while are stored at it all the same.
@@ -148,7 +149,7 @@ def test_nobody_waits_for_what_is_in_flight_where_checkpoints_are_windows(outbox
     start(outbox, workers, "pod-new", count=5, generation=2, source=SNAPSHOT)
     wait_divided(outbox, 5)
     rows = outbox.connection.execute(
-        "SELECT DISTINCT last_processed_position, lower_snapshot::text, window_position "
+        "SELECT DISTINCT last_processed_position, lower_snapshot::text, range_position "
         "FROM outbox.processor_checkpoints"
     ).fetchall()
     assert len(rows) == 1, "all start at the barrier"
@@ -159,7 +160,7 @@ def test_nobody_waits_for_what_is_in_flight_where_checkpoints_are_windows(outbox
     stranger.close()
 
 
-def test_a_conflict_stops_the_change_and_a_window_beyond_the_line_moves_it(outbox, workers):
+def test_a_conflict_stops_the_change_and_a_range_beyond_the_line_moves_it(outbox, workers):
     produce(outbox, 100)
     old = start(outbox, workers, "pod-old", count=3, source=SNAPSHOT)
     wait_count(outbox, 100)
@@ -171,10 +172,10 @@ def test_a_conflict_stops_the_change_and_a_window_beyond_the_line_moves_it(outbo
     old.wait_state("Blocked", "CheckpointOlder")
     new = start(outbox, workers, "pod-new", count=2, generation=2, source=SNAPSHOT)
     new.wait_for("it names the conflict", is_changing("partition 1: conflict 1 waits for a person"))
-    wait_until(lambda: at_line(outbox) == [0, 2], "the others wait at the barrier")
+    wait_until(lambda: at_barrier(outbox) == [0, 2], "the others wait at the barrier")
     produce(outbox, 10, start=200)
     assert outbox.connection.execute(
-        "SELECT outbox.rewind_processor_window('orders', 1, pg_current_snapshot(), NULL, NULL, 'skip', 'a person')"
+        "SELECT outbox.rewind_processor_range('orders', 1, pg_current_snapshot(), NULL, NULL, 'skip', 'a person')"
     ).fetchone() == (1,)
     assert outbox.connection.execute(
         "SELECT outbox.resolve_conflict(1, 'Accept', '0', (SELECT last_processed_position "
@@ -205,7 +206,7 @@ def test_it_is_taken_back_before_it_is_done(outbox, workers):
     produce(outbox, 200)
     wait_count(outbox, 200)
     start(outbox, workers, "pod-d", count=2, generation=4)
-    third.wait_for("and another change is made", lambda r: r.division is not None and r.division.count == 2)
+    third.wait_for("and another change is made", lambda r: r.partitioning is not None and r.partitioning.count == 2)
     assert_each_once_and_in_order(outbox, 200)
 
 
@@ -218,8 +219,8 @@ def test_who_was_started_from_an_older_text_of_the_resource_changes_nothing(outb
     wait_count(outbox, 100)
     assert counts(outbox) == (4, None)
     for worker in (first, late):
-        worker.wait_for("it has looked at the partitions", lambda report: report.division is not None)
-        assert worker.report().division.count == 4
+        worker.wait_for("it has looked at the partitions", lambda report: report.partitioning is not None)
+        assert worker.report().partitioning.count == 4
     assert_each_once_and_in_order(outbox, 100)
 
 
@@ -272,7 +273,7 @@ def test_all_killed_at_the_line_the_next_process_makes_the_change(outbox, worker
     produce(outbox, 100, start=60)
     wait_count(outbox, 160)
     assert_each_once_and_in_order(outbox, 160)
-    (act,) = outbox.connection.execute("SELECT act, reason, decided_by FROM outbox.recorded_acts").fetchall()
+    (act,) = outbox.connection.execute("SELECT action, reason, decided_by FROM outbox.audit_log").fetchall()
     assert (act[0], act[2]) == ("ChangePartitions", "test/shop/orders, generation 2")
     assert act[1].removesuffix(f" (after the snapshot {act[1].rsplit(' ', 1)[1]}") == "3 partitions became 8"
 

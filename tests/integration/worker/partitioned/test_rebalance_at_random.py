@@ -198,7 +198,7 @@ def test_a_ledger_by_key_while_everything_changes(outbox, workers, cursor):
     total = outbox.connection.execute("SELECT count(*) FROM outbox.messages").fetchone()[0]
     wait_until(lambda: len(outbox.handled()) >= total, f"{total} messages handled", 60)
     wait_until(deployment.is_as_asked, f"{deployment.count} partitions at the end", 60)
-    made = outbox.connection.execute("SELECT count(*) FROM outbox.recorded_acts").fetchone()[0]
+    made = outbox.connection.execute("SELECT count(*) FROM outbox.audit_log").fetchone()[0]
     print(f"{total} messages, {deployment.changes} changes asked for, {made} made, {deployment.kills} processes ended")
     print(f"{cursor}: {ledger(outbox, ORDER[cursor])}")
     assert ledger(outbox, ORDER[cursor]) == {"lost": 0, "doubled": 0, "out of order": 0}

@@ -134,7 +134,7 @@ def test_an_idle_worker_is_small_and_holds_no_transaction_id(outbox, workers):
     ids = outbox.produce(10)
     worker = workers.start(build_config(outbox.database, SQL_TARGET), outbox.database.uri())
     outbox.wait_handled(ids)
-    worker.wait_for("it has looked around", lambda r: r.lag is not None and r.bound is not None)
+    worker.wait_for("it has looked around", lambda r: r.lag is not None and r.high_water_mark is not None)
     assert 0 < memory_mb(worker.process.pid, "resident") < 97
     held = outbox.connection.execute(
         "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'outbox orders%' AND backend_xid IS NOT NULL"
@@ -172,10 +172,11 @@ def test_a_strangers_open_transaction_is_reported_as_a_stall(outbox, workers):
     outbox.produce(5)
     worker = workers.start(build_config(outbox.database, SQL_TARGET), outbox.database.uri())
     report = worker.wait_for(
-        "it is seen", lambda r: r.bound is not None and r.bound.age_seconds > 1 and r.lag is not None
+        "it is seen",
+        lambda r: r.high_water_mark is not None and r.high_water_mark.age_seconds > 1 and r.lag is not None,
     )
-    assert report.bound is not None
-    assert "stranger" in str(report.bound.holder)
+    assert report.high_water_mark is not None
+    assert "stranger" in str(report.high_water_mark.holder)
     assert report.lag is not None
     assert report.lag.messages == 5
     assert outbox.handled() == []

@@ -49,7 +49,7 @@ def dead(outbox):
 
 
 def acts(outbox):
-    row = outbox.connection.execute("SELECT count(*) FROM outbox.recorded_acts WHERE act = 'Skip'").fetchone()
+    row = outbox.connection.execute("SELECT count(*) FROM outbox.audit_log WHERE action = 'Skip'").fetchone()
     return row[0]
 
 

@@ -81,7 +81,7 @@ class Sampler:
         for case, partition, numbers in connection.execute(CHECKPOINTS):
             self._note("checkpoint", case, partition, {"place": [int(number) for number in numbers]})
         for case, count, asked in connection.execute(DIVISIONS):
-            self._note("division", case, 0, {"count": count, "asked": asked})
+            self._note("partitioning", case, 0, {"count": count, "asked": asked})
         for case, partition, epoch, pod, token in connection.execute(LEASES):
             self._note("lease", case, partition, {"epoch": epoch, "pod": pod, "token": token})
         self._journal.flush()

@@ -1,7 +1,7 @@
 -- Each takeover counts as a rewind, after which what Kafka's checkpoint topic names is to be published again.
 CREATE FUNCTION chaos.record_rewind() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO outbox.recorded_acts (act, processor_id, partition, reason, decided_by)
+    INSERT INTO outbox.audit_log (action, processor_id, partition, reason, decided_by)
     VALUES ('Rewind', NEW.processor_id, NEW.partition, 'sabotage', 'chaos');
     RETURN NULL;
 END

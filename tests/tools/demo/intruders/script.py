@@ -17,7 +17,7 @@ CALL = "SELECT outbox.store_processor_checkpoint(%s, %s, %s, pg_current_xact_id(
 def run(demo: Demo) -> None:
     """Write something, call, be refused, roll back; then look for the count."""
     scene = Scene(demo, "script without ownership", PROJECTION)
-    before = scene.resource().conflicts.get("strangers", 0)
+    before = scene.resource().conflicts.get("unownedCalls", 0)
     checkpoint = demo.database.checkpoint(PROJECTION)
     if checkpoint is None:
         raise DemoError("script without ownership: there is no checkpoint to aim at")
@@ -32,8 +32,10 @@ def run(demo: Demo) -> None:
     effects = demo.database.one("SELECT count(*) FROM demo.script_effects")
     scene.require("its transaction is rolled back", effects == (0,))
     counted = scene.expect(
-        f"status.conflicts.strangers is above {before}",
-        lambda: scene.resource().conflicts.get("strangers", 0) > before and scene.resource().conflicts["strangers"],
+        f"status.conflicts.unownedCalls is above {before}",
+        lambda: (
+            scene.resource().conflicts.get("unownedCalls", 0) > before and scene.resource().conflicts["unownedCalls"]
+        ),
     )
-    scene.note(f"says:  status.conflicts.strangers={counted}")
+    scene.note(f"says:  status.conflicts.unownedCalls={counted}")
     scene.expect_event("without ownership")

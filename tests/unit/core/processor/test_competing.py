@@ -204,7 +204,7 @@ def test_where_time_was_over_before_anything_was_done_smaller_parts_are_next():
     assert (state.step, state.block, state.claimed, state.batch) == (Step.FETCH, 2, WORK, None)
 
 
-AGAIN = replace(WORK, window=None, listed=((Checkpoint(10, 93), 1), (END, 1)), count=2, again=True)
+AGAIN = replace(WORK, snapshot_range=None, listed=((Checkpoint(10, 93), 1), (END, 1)), count=2, again=True)
 
 
 def test_starve_nothing_messages_that_failed_before_have_a_short_turn_and_then_wait_for_nine_times_as_long():

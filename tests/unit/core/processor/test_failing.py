@@ -133,7 +133,7 @@ class TestRate:
 
 
 def search(killer: int, size: int) -> tuple[int, int]:
-    """Deaths and trials until the killer is given up, as processor, count_death and begin_suspect have it."""
+    """Deaths and trials until the killer is given up, as processor, count_crash and begin_in_flight have it."""
     crash_count, trials, start, poison_crashes = CRASHES_BEFORE_SEARCH, 0, 0, 0
     poison_search = PoisonSearch(size)
     while poison_crashes < POISON_CRASHES:

@@ -139,10 +139,10 @@ def test_a_4_by_another_resource_is_a_condition_until_it_is_owner_again():
 
 
 def test_refused_calls_of_unowned_callers_are_counted_and_told():
-    report = build_report(conflicts=summary_of(build_conflict(4, holder=resource()), strangers=5))
+    report = build_report(conflicts=summary_of(build_conflict(4, holder=resource()), unowned_calls=5))
     decision = decide(build_observed(build_pod(report=report), previous=GRANTED), NOW)
-    assert decision.status.conflicts.strangers == 5
-    assert "StrangerRefused" in [event.reason for event in decision.events]
+    assert decision.status.conflicts.unowned_calls == 5
+    assert "UnownedCallerRefused" in [event.reason for event in decision.events]
 
 
 def test_counters_never_go_back_because_a_process_knows_less():

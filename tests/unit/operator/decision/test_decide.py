@@ -295,17 +295,17 @@ def test_every_reason_is_one_word_with_a_sentence():
 
 
 def test_a_bound_that_stands_still_names_its_holder():
-    bound = HighWaterMark(transaction_id="900", age_seconds=95, holder="prepared transaction 'stuck'")
-    decision = decide(build_observed(build_pod(report=build_report(bound=bound))), NOW)
+    mark = HighWaterMark(transaction_id="900", age_seconds=95, holder="prepared transaction 'stuck'")
+    decision = decide(build_observed(build_pod(report=build_report(high_water_mark=mark))), NOW)
     message = next(c.message for c in decision.status.conditions if c.type == "SourceCurrent")
-    assert condition(decision, "SourceCurrent") == ("False", "BoundStalled")
+    assert condition(decision, "SourceCurrent") == ("False", "HighWaterMarkStalled")
     assert "prepared transaction 'stuck'" in message
 
 
 @pytest.mark.parametrize("age", [0, 95])
 def test_what_was_seen_of_the_bound_does_not_stay_while_the_database_is_away(age: int):
-    bound = HighWaterMark(transaction_id="900", age_seconds=age, holder="prepared transaction 'stuck'")
-    report = build_report(WorkerState.RETRYING, Reason.DATABASE_UNAVAILABLE, bound=bound)
+    mark = HighWaterMark(transaction_id="900", age_seconds=age, holder="prepared transaction 'stuck'")
+    report = build_report(WorkerState.RETRYING, Reason.DATABASE_UNAVAILABLE, high_water_mark=mark)
     decision = decide(build_observed(build_pod(report=report)), NOW)
     assert condition(decision, "SourceCurrent") == ("Unknown", "NotObserved")
 

@@ -29,7 +29,7 @@ LIES: dict[str, dict[str, Any]] = {
     "a lag that is no number": {"lag": {"messages": 1, "seconds": float("nan")}},
     "a lag with 300 digits": {"lag": {"messages": 1, "seconds": 1e300}},
     "more messages than 64 bits count": {"lag": {"messages": LARGE, "seconds": 1}},
-    "an endless stall": {"bound": {"transactionId": "1", "ageSeconds": INFINITE}},
+    "an endless stall": {"highWaterMark": {"transactionId": "1", "ageSeconds": INFINITE}},
     "a time before all clocks": {"time": "0001-01-01T00:00:00+14:00"},
     "a time after all clocks": {"time": "9999-12-31T23:59:59-14:00"},
     "a checkpoint's time": {"checkpoints": [{"pair": PAIR, "storedAt": "0001-01-01T00:00:00+14:00"}]},
@@ -59,7 +59,7 @@ EDGES: dict[str, dict[str, Any]] = {
     "nothing special": {},
     "figures": {
         "lag": {"messages": LARGE - 1, "atLeast": True, "seconds": 1e12},
-        "bound": {"transactionId": "1" * 999, "ageSeconds": 1e12, "holder": "h" * 9999},
+        "highWaterMark": {"transactionId": "1" * 999, "ageSeconds": 1e12, "holder": "h" * 9999},
         "failures": {"held": -LARGE, "blockedKeys": [{"key": "k", "messageId": "m", "attempts": 1}] * 16},
         "executors": LARGE - 1,
         "circuit": "x" * 32,

@@ -79,8 +79,8 @@ def test_advice_stands_in_ready():
 
 def changing(pod="orders-0", state=WorkerState.ACTIVE, reason=Reason.RUNNING, **fields):
     said = "changing partitions 4 -> 2: 3 of 4 at the barrier, waiting for partition 1: message 'm-7' of key 'ann'"
-    view = PartitioningView(count=4, next_count=2, at_line=3, message=said)
-    return report(pod, state, reason, **fields).model_copy(update={"division": view})
+    view = PartitioningView(count=4, next_count=2, at_barrier=3, message=said)
+    return report(pod, state, reason, **fields).model_copy(update={"partitioning": view})
 
 
 def answer(status, kind):
@@ -90,30 +90,30 @@ def answer(status, kind):
 
 def test_a_change_of_the_number_is_under_way_and_names_what_it_waits_for():
     status = decide(observe(changing()), NOW).status
-    said = changing().division.message
+    said = changing().partitioning.message
     assert answer(status, "Ready") == ("False", "ChangingPartitions", said)
     assert answer(status, "Reconciling") == ("True", "ChangingPartitions", said)
     assert answer(status, "Stalled")[0] == "False"
-    assert status.division is not None
-    assert (status.division.count, status.division.next_count, status.division.at_line) == (4, 2, 3)
+    assert status.partitioning is not None
+    assert (status.partitioning.count, status.partitioning.next_count, status.partitioning.at_barrier) == (4, 2, 3)
     assert status.phase == "Running"
 
 
 def test_what_stops_the_change_is_said_with_it():
     stopped = changing(state=WorkerState.STOPPED, reason=Reason.ATTEMPTS_EXHAUSTED, message="gave up at 'm-7'")
     status = decide(observe(stopped), NOW).status
-    assert answer(status, "Ready")[2] == f"gave up at 'm-7'; {stopped.division.message}"
+    assert answer(status, "Ready")[2] == f"gave up at 'm-7'; {stopped.partitioning.message}"
     assert answer(status, "Stalled")[0] == "True"
 
 
 def test_a_number_that_is_not_asked_for_in_the_database_yet_is_not_ready():
-    other = report("orders-0").model_copy(update={"division": PartitioningView(count=4)})
+    other = report("orders-0").model_copy(update={"partitioning": PartitioningView(count=4)})
     status = decide(observe(other), NOW).status
     assert answer(status, "Ready") == (
         "False", "ChangingPartitions", "4 partitions shall become 2; no worker has drawn the barrier yet",
     )  # fmt: skip
-    as_asked = report("orders-0").model_copy(update={"division": PartitioningView(count=2)})
+    as_asked = report("orders-0").model_copy(update={"partitioning": PartitioningView(count=2)})
     after = decide(build_observed(build_pod("orders-0", as_asked), processor=DIVIDED, previous=status), NOW).status
     assert answer(after, "Ready")[0] == "True"
     unheard = decide(build_observed(processor=DIVIDED, previous=status), NOW).status
-    assert unheard.division == status.division, "without news the last known value stays"
+    assert unheard.partitioning == status.partitioning, "without news the last known value stays"

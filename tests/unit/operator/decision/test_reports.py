@@ -127,8 +127,8 @@ NEWS = [
     pytest.param({"circuit": "Open"}, id="the circuit breaker opened"),
     pytest.param({"leases": [LeaseView(partition=1, epoch=2, pod="orders-1")]}, id="a partition has an owner"),
     pytest.param({"unfinished": Unfinished(consumers=2)}, id="a consumer came"),
-    pytest.param({"bound": HighWaterMark(transaction_id="815", age_seconds=60)}, id="the bound stands still"),
-    pytest.param({"bound": HighWaterMark(transaction_id="815", age_seconds=0)}, id="the bound was looked at"),
+    pytest.param({"high_water_mark": HighWaterMark(transaction_id="815", age_seconds=60)}, id="the bound stands still"),
+    pytest.param({"high_water_mark": HighWaterMark(transaction_id="815", age_seconds=0)}, id="the bound was looked at"),
     pytest.param({"rebuild": RebuildView(of="v1", state=RebuildState.SWAPPED)}, id="a rebuild was swapped"),
 ]
 
@@ -147,7 +147,11 @@ def test_another_attempt_of_the_same_message_is_none() -> None:
 
 
 def test_who_holds_the_bound_is_news_when_the_next_one_does() -> None:
-    one, other = (build_report(bound=HighWaterMark(transaction_id=held, age_seconds=60)) for held in ("815", "816"))
+    one, other = (
+        build_report(high_water_mark=HighWaterMark(transaction_id=held, age_seconds=60)) for held in ("815", "816")
+    )
     assert news_in(one) != news_in(other), "the condition would name one that is gone, until the next look"
-    one, other = (build_report(bound=HighWaterMark(transaction_id=held, age_seconds=0)) for held in ("815", "816"))
+    one, other = (
+        build_report(high_water_mark=HighWaterMark(transaction_id=held, age_seconds=0)) for held in ("815", "816")
+    )
     assert news_in(one) == news_in(other), "a bound that moves is none"

@@ -23,7 +23,7 @@ def linked(kind: str, status: str, reason: str, message: str = "it is so") -> st
         (ConditionType.READY, "False", Reason.CONNECTION_SECRET_INVALID),
         (ConditionType.READY, "Unknown", Reason.WORKER_UNREACHABLE),
         (ConditionType.STALLED, "True", Reason.INVALID_SPEC),
-        (ConditionType.SOURCE_CURRENT, "False", Reason.BOUND_STALLED),
+        (ConditionType.SOURCE_CURRENT, "False", Reason.HIGH_WATER_MARK_STALLED),
     ],
 )
 def test_trouble_ends_with_the_section_of_its_reason(kind: str, status: str, reason: str) -> None:

@@ -63,10 +63,15 @@ def status_of(**fields: Any) -> Body:
 
 
 def test_a_bound_that_moves_is_not_in_the_status_and_one_that_stands_still_is():
-    one, other = (status_of(bound=HighWaterMark(transaction_id=held, age_seconds=0.5)) for held in ("815", "900"))
-    assert "bound" not in one
+    one, other = (
+        status_of(high_water_mark=HighWaterMark(transaction_id=held, age_seconds=0.5)) for held in ("815", "900")
+    )
+    assert "highWaterMark" not in one
     assert not is_news(one, other)
-    assert status_of(bound=HighWaterMark(transaction_id="815", age_seconds=60))["bound"]["transactionId"] == "815"
+    assert (
+        status_of(high_water_mark=HighWaterMark(transaction_id="815", age_seconds=60))["highWaterMark"]["transactionId"]
+        == "815"
+    )
 
 
 LEASE = LeaseView(epoch=4, pod="orders-0", held=True)
@@ -76,17 +81,21 @@ LEASE = LeaseView(epoch=4, pod="orders-0", held=True)
     ("fields", "same"),
     [
         pytest.param({"time": NOW + timedelta(seconds=2)}, True, id="the time"),
-        pytest.param({"bound": HighWaterMark(transaction_id="900", age_seconds=1)}, True, id="a bound that moves"),
+        pytest.param(
+            {"high_water_mark": HighWaterMark(transaction_id="900", age_seconds=1)}, True, id="a bound that moves"
+        ),
         pytest.param({"lease": LEASE.model_copy(update={"expires_at": NOW})}, True, id="a lease that is renewed"),
         pytest.param({"handled": 7, "batches": 1}, True, id="counters of the process"),
         pytest.param({"lag": Lag(messages=1, seconds=0.1)}, False, id="what waits"),
         pytest.param(
-            {"bound": HighWaterMark(transaction_id="900", age_seconds=60)}, False, id="a bound that stands still"
+            {"high_water_mark": HighWaterMark(transaction_id="900", age_seconds=60)},
+            False,
+            id="a bound that stands still",
         ),
     ],
 )
 def test_the_figures_of_a_report_are_those_that_status_shows(fields: dict[str, Any], same: bool):
-    before = build_report(WorkerState.ACTIVE, bound=HighWaterMark(transaction_id="815", age_seconds=0))
+    before = build_report(WorkerState.ACTIVE, high_water_mark=HighWaterMark(transaction_id="815", age_seconds=0))
     assert (figures_in(before) == figures_in(build_report(WorkerState.ACTIVE, **fields))) is same
     moved = before.model_copy(update={"checkpoints": [CheckpointView(pair="815:43")]})
     assert figures_in(before) != figures_in(moved)

@@ -62,7 +62,7 @@ def resource_record(body: Body) -> Record:
         "epoch": (status.get("owner") or {}).get("epoch"),
         "checkpoint": (status.get("checkpoint") or {}).get("pair"),
         "lag": status.get("lag"),
-        "bound": status.get("bound"),
+        "highWaterMark": status.get("highWaterMark"),
         "conflicts": conflicts.get("count", 0),
         "openConflict": conflicts.get("open"),
         "conditions": status.get("conditions") or [],
@@ -126,14 +126,14 @@ def is_looked_at(body: Body) -> bool:
 
 def shorten_record(record: Record) -> Record:
     """Put objects into words; of a resource that is ready say what waits all the same."""
-    opened, bound = record["openConflict"], record["bound"] or {}
+    opened, mark = record["openConflict"], record["highWaterMark"] or {}
     short = {name: value for name, value in record.items() if name != "lag"}
     waits = [each["reason"] for each in record["conditions"] if each["type"] in _FLOW and each["status"] == "False"]
     if waits and not str(record["ready"]).startswith("no: "):
         short["ready"] = f"{record['ready']}, but {', '.join(waits)}"
     return short | {
         "lagText": (record["lag"] or {}).get("text"),
-        "bound": bound.get("holder") or bound.get("transactionId"),
+        "highWaterMark": mark.get("holder") or mark.get("transactionId"),
         "openConflict": None if opened is None else opened["id"],
     }
 

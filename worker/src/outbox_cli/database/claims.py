@@ -61,12 +61,12 @@ def release(connection: Connection, context: Context) -> Exit:
         record_audit_entry(
             connection,
             context.schema,
-            act="ReleaseClaim",
+            action="ReleaseClaim",
             processor_id=key.processor_id,
             reason=f"claim of {holder} released by force: {options.reason}",
             decided_by=whoami(),
         )
-    return console.tell(record | {"done": True}, f"released; recorded as an act of {whoami()}")
+    return console.tell(record | {"done": True}, f"released; recorded in the audit log for {whoami()}")
 
 
 def _record(views: list[ProcessorView]) -> Record:

@@ -73,7 +73,7 @@ def accept(connection: Connection, context: Context) -> Exit:
         conflict_id=conflict.id, action=ResolutionAction.ACCEPT, pair=str(view.pair), decided_by=_decider(context)
     )
     heed_answer(conflicts.resolve(connection, context.schema, decision), conflict.id)
-    console.tell(move.record(done=True), f"accepted {view.pair}; recorded as an act of {whoami()}")
+    console.tell(move.record(done=True), f"accepted {view.pair}; recorded in the audit log for {whoami()}")
     tell_resource(context, view, "accept {}", conflict.id)
     return Exit.DONE
 

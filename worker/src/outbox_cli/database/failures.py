@@ -108,7 +108,7 @@ def add(connection: Connection, context: Context) -> Exit:
         "dead letter"
     )
     if not options.dry_run:
-        sentence = f"recorded as an act of {whoami()}: {sentence} (outbox dead-letters list {key.processor_id})"
+        sentence = f"recorded in the audit log for {whoami()}: {sentence} (outbox dead-letters list {key.processor_id})"
     return console.tell(record | {"done": not options.dry_run}, sentence)
 
 
@@ -149,7 +149,7 @@ def _decide(connection: Connection, context: Context, *, drop: bool) -> Exit:
     done = _work(connection, context, wanted, dead, stopped, drop=drop)
     return console.tell(
         {"deadLetters": len(dead), "stopped": len(stopped), "done": done},
-        f"{done} {'dropped' if drop else 'redriven'}; recorded as an act of {whoami()}",
+        f"{done} {'dropped' if drop else 'redriven'}; recorded in the audit log for {whoami()}",
     )
 
 

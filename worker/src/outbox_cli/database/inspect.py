@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_cli.command import against_database, against_source
 from outbox_cli.console import record_of
+from outbox_cli.database.process_status import (
+    choose_status,
+    describe_status,
+    format_reason,
+    name_of,
+    process_record,
+    state_of,
+)
 from outbox_cli.database.sources import Sources
-from outbox_cli.database.words import choose_word, describe_word, format_reason, name_of, state_of, word_record
 from outbox_cli.errors import Exit, RefusedError
 from outbox_core.errors import ConfigurationError
 from outbox_core.span import format_age
@@ -15,7 +22,7 @@ from outbox_worker.observe.change import look_at_change
 from outbox_worker.postgres.admin.mappings import list_mappings
 from outbox_worker.postgres.admin.overview import list_audit_log, list_processors
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.ownership.words import list_words
+from outbox_worker.postgres.ownership.process_statuses import list_statuses
 from outbox_worker.postgres.reading.messages import LAG_CAP, MessageReader
 from outbox_worker.postgres.reading.writers import describe, list_writers, missing_grant, remedy
 from outbox_worker.postgres.remote_target import fetch_source
@@ -26,7 +33,7 @@ if TYPE_CHECKING:
     from outbox_core.report import Lag
     from outbox_worker.postgres.admin.overview import ProcessorView
     from outbox_worker.postgres.connection import Connection
-    from outbox_worker.postgres.ownership.words import SaidWord
+    from outbox_worker.postgres.ownership.process_statuses import StoredStatus
     from outbox_worker.postgres.reading.writers import Writer
 
 _STATUS: Final = {
@@ -39,18 +46,18 @@ _LAG: Final = {
     "AGE": "seconds",
 }  # fmt: skip
 _AUDIT: Final = {
-    "ID": "id", "TIME": "time", "ACT": "act", "PROCESSOR": "processorId", "FROM": "from", "TO": "to",
+    "ID": "id", "TIME": "time", "ACTION": "action", "PROCESSOR": "processorId", "FROM": "from", "TO": "to",
     "BY": "decidedBy", "REASON": "reason",
 }  # fmt: skip
 
 
-def status_record(view: ProcessorView, lag: Lag | None, word: SaidWord | None) -> Record:
+def status_record(view: ProcessorView, lag: Lag | None, status: StoredStatus | None) -> Record:
     """Write one partition for a person or a program."""
     return {
         "processorId": view.processor_id,
         "partition": view.partition,
-        "state": state_of(view, word),
-        "word": word_record(word),
+        "state": state_of(view, status),
+        "process": process_record(status),
         "claim": None if view.holder is None else str(view.holder),
         "vacatedAt": view.vacated_at,
         "pod": view.pod if view.live else None,
@@ -91,18 +98,18 @@ def find_partitions(
 def status(connection: Connection, context: Context) -> Exit:
     """Say who owns each processor, how far it is, and what waits for a person."""
     views = find_partitions(connection, context.schema, context.processor_id)
-    words = list_words(connection, context.schema, context.processor_id)
+    statuses = list_statuses(connection, context.schema, context.processor_id)
     records, notes = [], []
     with Sources(connection, context) as sources:
         changes = look_at_changes(connection, context.schema, views, sources)
         for view in map(sources.with_consumers, views):
-            word = choose_word(view, words)
+            said = choose_status(view, statuses)
             lag, unknown = _measure(sources, view)
-            record = status_record(view, lag, word)
+            record = status_record(view, lag, said)
             record |= {"change": changes.get(view.processor_id)} | sources.unfinished(view)
-            shown = {"lagText": unknown or format_lag(lag), "reasonText": format_reason(word)}
+            shown = {"lagText": unknown or format_lag(lag), "reasonText": format_reason(said)}
             records.append(record if context.console.is_json else record | shown)
-            if (note := describe_word(view, word)) is not None:
+            if (note := describe_status(view, said)) is not None:
                 notes.append(note)
     context.console.show(records, _STATUS, empty=f"no processor has ever worked on schema {context.schema}")
     for note in notes:
@@ -190,7 +197,11 @@ def stall(connection: Connection, context: Context) -> Exit:
     found = list_writers(connection)
     waits = _has_waiting(connection, context)
     holder = found.holder
-    record: Record = {"bound": found.high_water_mark, "messagesWait": waits, "others": max(0, len(found.writers) - 1)}
+    record: Record = {
+        "highWaterMark": found.high_water_mark,
+        "messagesWait": waits,
+        "others": max(0, len(found.writers) - 1),
+    }
     record["holder"] = None if holder is None else _writer(holder)
     lines = [f"nothing holds the high-water mark back (transaction id {found.high_water_mark})"]
     if holder is not None:
@@ -233,8 +244,8 @@ def _writer(writer: Writer) -> Record:
 def audit(connection: Connection, context: Context) -> Exit:
     """List what people decided."""
     records = [
-        record_of(act, but=("before", "after", "acted_at"))
-        | {"time": act.acted_at, "from": act.before, "to": act.after}
-        for act in list_audit_log(connection, context.schema, context.processor_id, context.options.limit)
+        record_of(entry, but=("before", "after", "decided_at"))
+        | {"time": entry.decided_at, "from": entry.before, "to": entry.after}
+        for entry in list_audit_log(connection, context.schema, context.processor_id, context.options.limit)
     ]
     return context.console.show(records, _AUDIT, empty="the audit log is empty")

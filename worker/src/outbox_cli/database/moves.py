@@ -70,7 +70,7 @@ def preview(
     """Count what lies between the two checkpoints."""
     start = BEGINNING if before is None else before
     direction = Direction.FORWARD if after > start else Direction.BACK
-    if after.window is not None:
+    if after.snapshot_range is not None:
         # Counters count the messages examined.
         between = abs(after.position - start.position)
         return Move(view, before, after, direction, Count({"any type": between} if between else {}, at_least=False))

@@ -64,7 +64,7 @@ def prune(connection: Connection, context: Context) -> Exit:
         looked, deleted = job.run(delete=True)
         return console.tell(
             record | {"rows": looked, "deleted": deleted},
-            f"{deleted} messages deleted from {job.name}; recorded as an act of {whoami()}",
+            f"{deleted} messages deleted from {job.name}; recorded in the audit log for {whoami()}",
         )
 
 
@@ -158,10 +158,10 @@ class _Job:
                 self._record(f"prune of {self.name} {ended}: {done} deleted")
 
     def _record(self, what: str, *, must: bool = False) -> None:
-        """Write the act down; `must`: nothing is deleted that is not recorded."""
+        """Write the audit log entry; `must`: nothing is deleted that is not recorded."""
         connection, schema = self._logs[0]
         try:
-            record_audit_entry(connection, schema, act="Prune", processor_id=None, reason=what, decided_by=whoami())
+            record_audit_entry(connection, schema, action="Prune", processor_id=None, reason=what, decided_by=whoami())
         except OutboxError:
             if must:
                 raise

@@ -76,7 +76,7 @@ def _carry_out(context: Context, repairer: Repairer, begun: Repair) -> Exit:
         raise CommandError(f"{err}. Nothing runs until `outbox repair` is finished") from err
     return console.tell(
         {"needed": True, "done": True, "messages": changed, "checkpoints": [_moved(each) for each in moved]},
-        f"{changed} messages and {len(moved)} checkpoints rebased; recorded as an act of {whoami()}",
+        f"{changed} messages and {len(moved)} checkpoints rebased; recorded in the audit log for {whoami()}",
         "workers go on by themselves; if the database was copied too: `outbox confirm-identity keep` or `renew`",
     )
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from outbox_cli.command import against_database, need_reason, whoami
 from outbox_cli.database.inspect import find_partitions
 from outbox_cli.database.moves import Direction, Move, heed_answer, preview, tell_resource
+from outbox_cli.database.snapshot_reposition import find_start_from, plan_move
 from outbox_cli.database.sources import Sources
-from outbox_cli.database.window_reposition import find_start_from, plan_move
 from outbox_cli.errors import Exit, RefusedError
 from outbox_core.config import Resolution, ResolutionAction
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
@@ -67,7 +67,7 @@ def _move(connection: Connection, context: Context, direction: Direction) -> Exi
     with connection.transaction():
         for move in moves:
             _carry_out(connection, context, move)
-    console.tell(document, f"moved to {moves[0].place or moves[0].after}; recorded as an act of {whoami()}")
+    console.tell(document, f"moved to {moves[0].place or moves[0].after}; recorded in the audit log for {whoami()}")
     for move in moves:
         if move.view.open_conflict is not None:
             tell_resource(context, move.view, f"rewind {{}} --to {_to_pair(move)}", move.view.open_conflict)
@@ -103,11 +103,11 @@ def _plan(
     """Decide which checkpoints move where, and refuse what must not; one kind of cursor holds for all partitions."""
     source_connection = sources.need(context.needed_processor)
     known = {view.partition: _last_known(connection, context.schema, view) for view in views}
-    if any(_is_window(view, known[view.partition]) for view in views):
+    if any(_is_snapshot_range(view, known[view.partition]) for view in views):
         for view in views:
             _let_move(context, view, alone=len(views) == 1)
         moves = [plan_move(sources, context, view, known[view.partition], direction) for view in views]
-        # Of several windows only those move for which there is something to do.
+        # Of several ranges only those move for which there is something to do.
         return moves if len(moves) == 1 else [move for move in moves if move.count.total] or moves
     after = _wanted(source_connection, context, sources.source_of(context.needed_processor))
     chosen = _choose(views, after, direction)
@@ -125,9 +125,9 @@ def _last_known(connection: Connection, schema: str, view: ProcessorView) -> Che
     return conflict.expected
 
 
-def _is_window(view: ProcessorView, known: Checkpoint | None) -> bool:
+def _is_snapshot_range(view: ProcessorView, known: Checkpoint | None) -> bool:
     """Say whether the cursor is Snapshot; of a row that is gone its counter tells."""
-    if known is None or known.window is not None:
+    if known is None or known.snapshot_range is not None:
         return known is not None
     return view.pair is None and known.transaction_id == 0 and known.position > 0
 
@@ -218,20 +218,20 @@ def _carry_out(connection: Connection, context: Context, move: Move) -> None:
         told = f"{context.options.verb}: {reason}"
         if not conflicts.rewind(connection, key, move.after, reason=told, decided_by=whoami()):
             heed_answer(conflicts.ResolveAnswer.OWNER_LIVE, None)
-    (act,) = list_audit_log(connection, schema, view.processor_id, limit=1)
-    if act.before != move.before:
+    (entry,) = list_audit_log(connection, schema, view.processor_id, limit=1)
+    if entry.before != move.before:
         raise RefusedError(
-            f"the stored pair was {act.before} when it came to it, not {move.before}: a worker was active meanwhile; "
+            f"the stored pair was {entry.before} when it came to it, not {move.before}: a worker was active meanwhile; "
             "nothing was changed, look again"
         )
 
 
 def _to_pair(move: Move) -> str:
-    """Say where to as the database takes it from a person: a window to go back to is 0:POSITION."""
-    window = move.after.window
-    if window is None:
+    """Say where to as the database takes it from a person: a snapshot range to go back to is 0:POSITION."""
+    snapshot_range = move.after.snapshot_range
+    if snapshot_range is None:
         return str(move.after)
-    return str(Checkpoint(0, (LOWEST_POSITION if window.position is None else window.position) + 1))
+    return str(Checkpoint(0, (LOWEST_POSITION if snapshot_range.position is None else snapshot_range.position) + 1))
 
 
 @against_database
@@ -256,4 +256,4 @@ def forget_source(connection: Connection, context: Context) -> Exit:
         heed_answer(conflicts.ResolveAnswer.OWNER_LIVE, None)
     if answer == StoreAnswer.IGNORED:
         raise RefusedError("it is forgotten already; the next claim writes down what it reads")
-    return console.tell(record | {"done": True}, f"forgotten; recorded as an act of {whoami()}")
+    return console.tell(record | {"done": True}, f"forgotten; recorded in the audit log for {whoami()}")

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 _STORED: Final = "SELECT message_id, partition_key, transaction_id::text, position FROM outbox.messages"
 _DECIDED: Final = """
 SELECT from_transaction_id::text, from_position, to_transaction_id::text, to_position
-FROM outbox.recorded_acts
-WHERE processor_id = %(processor_id)s AND act IN ('Accept', 'Rewind') AND to_transaction_id IS NOT NULL
+FROM outbox.audit_log
+WHERE processor_id = %(processor_id)s AND action IN ('Accept', 'Rewind') AND to_transaction_id IS NOT NULL
 UNION ALL
 SELECT to_transaction_id::text, to_position - 1, to_transaction_id::text, to_position
-FROM outbox.recorded_acts
-WHERE processor_id = %(processor_id)s AND act IN ('GiveUp', 'Skip', 'DropHeldMessage', 'DropDeadLetter')
+FROM outbox.audit_log
+WHERE processor_id = %(processor_id)s AND action IN ('GiveUp', 'Skip', 'DropHeldMessage', 'DropDeadLetter')
 """
 """Where a checkpoint was moved by decision, as `skip-to` is recorded too; and each single message that was given up."""
 _OPEN: Final = """
@@ -96,7 +96,7 @@ def _moves(connection: Connection, processor: Processor) -> Any:
         _DECIDED, {"processor_id": processor.processor_id}
     ):
         start = None if from_id is None else (int(from_id), int(from_position))
-        # A checkpoint of the cursor Snapshot counts windows: its transaction id is 0.
+        # A checkpoint of the cursor Snapshot counts snapshot ranges: its transaction id is 0.
         moves.append(None if to_id == "0" and to_position else (start, (int(to_id), int(to_position))))
     return tuple(moves)
 
@@ -105,9 +105,9 @@ def _held_back(processor: Processor, workers: Sequence[Worker]) -> str | None:
     """Name the transaction that a processor must wait for, by its workers' last reports."""
     for worker in workers:
         if worker.processor is processor and worker.report:
-            bound = worker.report.get("bound") or {}
-            if processor.waits and bound.get("holder") and bound["ageSeconds"] >= STALLED_AFTER:
-                return f"the high-water mark is held by {bound['holder']}"
+            mark = worker.report.get("highWaterMark") or {}
+            if processor.waits and mark.get("holder") and mark["ageSeconds"] >= STALLED_AFTER:
+                return f"the high-water mark is held by {mark['holder']}"
     return None
 
 

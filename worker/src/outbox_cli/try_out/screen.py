@@ -103,14 +103,14 @@ def build_notes(workers: Sequence[Worker], outbox: str) -> dict[tuple[str, objec
     for worker in workers:
         name, report = worker.processor.processor_id, worker.report
         open_ = (report.get("conflicts") or {}).get("open")
-        bound = report.get("bound") or {}
+        mark = report.get("highWaterMark") or {}
         if open_:
             notes.setdefault((name, open_["id"]), _describe_conflict(name, open_, outbox))
         elif report and report["state"] not in CALM:
             notes.setdefault((name, report["reason"]), f"{name}: {report.get('message', '')}")
-        elif bound.get("holder") and bound["ageSeconds"] >= STALLED_AFTER and worker.processor.waits:
-            remedy = bound.get("remedy")
-            notes.setdefault((name, remedy), f"{name} must wait for {bound['holder']}; to end it: {remedy}")
+        elif mark.get("holder") and mark["ageSeconds"] >= STALLED_AFTER and worker.processor.waits:
+            remedy = mark.get("remedy")
+            notes.setdefault((name, remedy), f"{name} must wait for {mark['holder']}; to end it: {remedy}")
     return notes
 
 

@@ -25,7 +25,7 @@ class ClaimedBatch:
         id: of the row that says whose it is.
         priority: 0 to 9; 0 over the outbox.
         attempt: number of this taking; completion is refused to every other.
-        window: where its messages are; None: they are listed.
+        snapshot_range: where its messages are; None: they are listed.
         listed: messages that are tried again, in order of their pairs, each with its failures so far.
         after: done up to here.
         upto: the last message.
@@ -40,7 +40,7 @@ class ClaimedBatch:
     id: int
     priority: int
     attempt: int
-    window: SnapshotRange | None
+    snapshot_range: SnapshotRange | None
     listed: tuple[tuple[Checkpoint, int], ...]
     after: Checkpoint
     upto: Checkpoint

@@ -59,19 +59,23 @@ class Partitioning:
         """Say whether exactly what is up to the barrier has been examined."""
         if self.barrier is None or checkpoint is None:
             return False
-        if self.barrier.window is None:
+        if self.barrier.snapshot_range is None:
             return checkpoint == self.barrier
-        return checkpoint.window == self.barrier.window
+        return checkpoint.snapshot_range == self.barrier.snapshot_range
 
     def is_beyond_barrier(self, checkpoint: Checkpoint) -> bool:
         """Say whether more than what is up to the barrier has been examined, or is being.
 
         A batch must be dropped then.
         """
-        if self.mark is None or checkpoint.window is None:
+        if self.mark is None or checkpoint.snapshot_range is None:
             return self.barrier is not None and checkpoint > self.barrier
-        end = checkpoint.window.end
-        at_barrier = self.barrier is not None and self.barrier.window is not None and end == self.barrier.window.lower
+        end = checkpoint.snapshot_range.end
+        at_barrier = (
+            self.barrier is not None
+            and self.barrier.snapshot_range is not None
+            and end == self.barrier.snapshot_range.lower
+        )
         return end is not None and not at_barrier and parse_snapshot(end).sees(self.mark)
 
 
@@ -96,7 +100,7 @@ def describe_barrier(partitioning: Partitioning) -> str:
     barrier = partitioning.barrier
     if barrier is None:
         return ""
-    return str(barrier) if barrier.window is None else str(barrier.window.lower)
+    return str(barrier) if barrier.snapshot_range is None else str(barrier.snapshot_range.lower)
 
 
 def find_waiting(partitioning: Partitioning, stored: Mapping[int, Checkpoint]) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ class Checkpoint:
     Attributes:
         transaction_id: the 64-bit id (xid8) of the transaction that wrote the message, 0 to 2**64 - 1.
         position: the message's number from its sequence, a bigint, -2**63 to 2**63 - 1.
-        window: cursor Snapshot: what is examined. The pair is then (0, counter), where the counter grows with every
+        snapshot_range: cursor Snapshot: what is examined. The pair is (0, counter), where the counter grows with each
             checkpoint by the messages examined. Not part of the comparison: the database compares it too.
         numbering: of a target whose receiver drops what it has: the number of the last message up to here. Not part of
             the comparison.
@@ -38,7 +38,7 @@ class Checkpoint:
 
     transaction_id: int
     position: int
-    window: SnapshotRange | None = field(default=None, compare=False)
+    snapshot_range: SnapshotRange | None = field(default=None, compare=False)
     numbering: Numbering | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class Checkpoint:
 
     def is_same(self, other: Checkpoint) -> bool:
         """Say whether the same is examined, with either cursor."""
-        return (self, self.window) == (other, other.window)
+        return (self, self.snapshot_range) == (other, other.snapshot_range)
 
     @override
     def __str__(self) -> str:

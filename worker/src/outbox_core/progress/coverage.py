@@ -36,21 +36,25 @@ class CatchUpPlan:
     ranges: tuple[tuple[Checkpoint, Checkpoint], ...]
 
 
-def as_window(checkpoint: Checkpoint) -> SnapshotRange:
+def as_snapshot_range(checkpoint: Checkpoint) -> SnapshotRange:
     """Say what is examined as a snapshot range; a pair's transaction must be settled, as that of a read one is."""
-    if checkpoint.window is not None:
-        return checkpoint.window
+    if checkpoint.snapshot_range is not None:
+        return checkpoint.snapshot_range
     x = checkpoint.transaction_id
     return SnapshotRange() if x == 0 else SnapshotRange(f"{x}:{x}:", f"{x + 1}:{x + 1}:", checkpoint.position)
 
 
 def has_examined(checkpoint: Checkpoint, place: Checkpoint) -> bool:
     """Say whether the message at a place is examined at a checkpoint of either cursor."""
-    window = checkpoint.window
-    if window is None:
+    snapshot_range = checkpoint.snapshot_range
+    if snapshot_range is None:
         return place <= checkpoint
-    lower, upper = window.snapshots
-    seen = upper.sees(place.transaction_id) and window.position is not None and place.position <= window.position
+    lower, upper = snapshot_range.snapshots
+    seen = (
+        upper.sees(place.transaction_id)
+        and snapshot_range.position is not None
+        and place.position <= snapshot_range.position
+    )
     return seen or lower.sees(place.transaction_id)
 
 
@@ -86,30 +90,34 @@ def cut(now: str, newest: int | None, lower: str | None) -> str:
 
 def find_common(checkpoints: Iterable[Checkpoint]) -> SnapshotRange:
     """Return the snapshot range that says what all of them have examined, and nothing else."""
-    windows = [as_window(each) for each in checkpoints]
-    lower = reduce(meet, (each.lower for each in windows))
-    positions = [each.position for each in windows if each.position is not None]
-    end = reduce(meet, (each.end for each in windows))
+    ranges = [as_snapshot_range(each) for each in checkpoints]
+    lower = reduce(meet, (each.lower for each in ranges))
+    positions = [each.position for each in ranges if each.position is not None]
+    end = reduce(meet, (each.end for each in ranges))
     return SnapshotRange(lower, end, min(positions)) if positions and end not in (None, lower) else SnapshotRange(lower)
 
 
 def decide_catch_up(mine: Checkpoint, theirs: Sequence[Checkpoint]) -> CatchUpPlan:
     """Decide how far one has to go to have examined all that the others have, and not much more.
 
-    A pair's goal may lie above the high-water mark if one of the others is a window: it has to be waited for.
+    A pair's goal may lie above the high-water mark if one of the others is a snapshot range: it has to be waited for.
     """
-    if mine.window is None:
+    if mine.snapshot_range is None:
         goal = max([mine, *map(_pair_behind, theirs)])
         return CatchUpPlan(goal, ((mine, goal),) if goal > mine else ())
-    window = reduce(_reach, map(as_window, theirs), mine.window)
-    return CatchUpPlan(Checkpoint(0, mine.position, window), tuple(_ranges(mine.window, window)))
+    snapshot_range = reduce(_reach, map(as_snapshot_range, theirs), mine.snapshot_range)
+    return CatchUpPlan(
+        Checkpoint(0, mine.position, snapshot_range), tuple(_ranges(mine.snapshot_range, snapshot_range))
+    )
 
 
 def _pair_behind(checkpoint: Checkpoint) -> Checkpoint:
     """Return a pair up to which all that is examined lies."""
-    if checkpoint.window is None:
+    if checkpoint.snapshot_range is None:
         return checkpoint
-    return Checkpoint(max(_parse(checkpoint.window.end).xmax - 1, 0), MAX_POSITION if checkpoint.window.end else 0)
+    return Checkpoint(
+        max(_parse(checkpoint.snapshot_range.end).xmax - 1, 0), MAX_POSITION if checkpoint.snapshot_range.end else 0
+    )
 
 
 def _reach(mine: SnapshotRange, theirs: SnapshotRange) -> SnapshotRange:

@@ -147,7 +147,7 @@ class Partitions(SpecModel):
         description=(
             "Into how many partitions the keys are hashed, each with its own checkpoint, lease and epoch. At least as "
             "many as replicas. A change draws a barrier: each partition stops there, and when all have, the new "
-            "number goes on from it; see status.division."
+            "number goes on from it; see status.partitioning."
         ),
     )
     key: PartitionKey = Field(
@@ -318,7 +318,7 @@ class Delivery(SpecModel):
             "What becomes of a message whose attempts ran out. Stop: what it blocks waits until the resource, the "
             "handler or a person changes something (Competing: the consumer that met it). DeadLetter: it is kept with "
             "its error for `outbox redrive`; with blocks: Key its key waits behind it. Skip: it is passed over for "
-            "good, a recorded act. Requeue (mode Competing): it is tried again later, without end."
+            "good, and the audit log says so. Requeue (mode Competing): it is tried again later, without end."
         ),
     )
     blocks: Blocks | None = Field(

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.key import ProcessorKey
 
 _FETCH_DECISION = sql.SQL(
-    """SELECT id, (extract(epoch FROM acted_at) * 1000000)::bigint, act = 'Rewind',
+    """SELECT id, (extract(epoch FROM decided_at) * 1000000)::bigint, action = 'Rewind',
               to_transaction_id::text, to_position
-       FROM {schema}.recorded_acts
-       WHERE processor_id = %(processor_id)s AND partition = %(partition)s AND act IN ('Accept', 'Rewind', 'Rebase')
+       FROM {schema}.audit_log
+       WHERE processor_id = %(processor_id)s AND partition = %(partition)s AND action IN ('Accept', 'Rewind', 'Rebase')
        ORDER BY id DESC LIMIT 1"""
 )
 _FETCH_QUERY = sql.SQL(

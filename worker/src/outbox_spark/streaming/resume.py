@@ -41,9 +41,9 @@ class Lineage:
 
     Attributes:
         database: the identity of the database, a uuid that a restored copy shares.
-        decisions: number of the last recorded act of a person on the checkpoint (accept, rewind); 0 for none.
+        decisions: number of the last audit log entry about the checkpoint (accept, rewind); 0 for none.
         decided_at: when that was, in microseconds since 1970 by the database's clock; 0 for none. A database that was
-            restored gives the numbers of acts that it forgot to others.
+            restored gives the numbers of entries that it forgot to others.
 
     """
 
@@ -52,7 +52,7 @@ class Lineage:
     decided_at: int = 0
 
     def is_before(self, other: Lineage) -> bool:
-        """Was the last act of the other one decided after the last act of this one?"""
+        """Was the last decision of the other one made after the last of this one?"""
         return self.decisions < other.decisions or self.decided_at < other.decided_at
 
 

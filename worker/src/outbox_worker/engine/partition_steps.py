@@ -14,7 +14,7 @@ from outbox_core.ports import Feed
 from outbox_core.processor import outcomes
 from outbox_core.progress.barrier import describe_barrier, describe_key
 from outbox_core.progress.checkpoint import MAX_POSITION, Checkpoint
-from outbox_core.progress.coverage import as_window, covers
+from outbox_core.progress.coverage import as_snapshot_range, covers
 from outbox_core.report import Reason
 from outbox_worker.engine.owner_steps import StartingUnit
 from outbox_worker.logs import get_logger
@@ -201,7 +201,7 @@ class PartitionFeed(Feed):
         return True
 
     def _look(self, connection: Connection) -> Partitioning | None:
-        """Look for a change; one that was asked for where checkpoints are windows still needs its line."""
+        """Look for a change; one that was asked for where checkpoints are snapshot ranges still needs its barrier."""
         key = self._context.key
         now = rebalance.fetch(connection, key)
         if now is None or now.next_count is None or now.is_drawn:
@@ -226,7 +226,7 @@ class PartitionFeed(Feed):
             return nothing
         if now.barrier is None:  # another transaction holds the row for longer than we wait
             return nothing if now.is_beyond_barrier(batch.examined) else fetched
-        if now.barrier.window is not None:
+        if now.barrier.snapshot_range is not None:
             return _store_end(batch, fetched) if now.is_at_barrier(batch.examined) else fetched
         if not settled or batch.full:
             return fetched
@@ -243,11 +243,11 @@ def _pass(newest: int | None, state: ProcessorState, fetched: outcomes.Fetched) 
     found = batch.matched_count or batch.excluded or batch.full or batch.waits_for is not None
     if newest is None or stored is None or found:
         return fetched
-    if batch.after.window is None:
+    if batch.after.snapshot_range is None:
         end = Checkpoint(newest, MAX_POSITION)
         return outcomes.Fetched(replace(batch, examined=end), at_once=True) if end > batch.examined else fetched
     passed = f"{newest + 1}:{newest + 1}:"
-    if covers(as_window(stored).lower, passed) or not covers(as_window(batch.examined).lower, passed):
+    if covers(as_snapshot_range(stored).lower, passed) or not covers(as_snapshot_range(batch.examined).lower, passed):
         return fetched
     return _store_end(batch, fetched)
 

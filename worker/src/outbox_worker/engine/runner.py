@@ -71,7 +71,7 @@ class Runner:
     def backlog_place(self) -> int | None:
         """The position behind which the rest of an open snapshot range lies; None: none is read."""
         cursor = self.state.cursor
-        return None if cursor is None or cursor.window is None else cursor.window.position
+        return None if cursor is None or cursor.snapshot_range is None else cursor.snapshot_range.position
 
     @property
     def is_obsolete(self) -> bool:

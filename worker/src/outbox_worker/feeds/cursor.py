@@ -139,14 +139,14 @@ def is_backlog(state: ProcessorState, batch: Batch, limit: int, most: int) -> bo
     asked for.
     """
     searching = state.limit is not None or state.block is not None or state.poison_search is not None
-    window = batch.examined.window
+    snapshot_range = batch.examined.snapshot_range
     return (
         batch.full
         and batch.matched_count > 0
         and batch.waits_for is None
         and limit == most
         and not (searching or state.attempt or state.failures)
-        and (window is None or window.is_open)
+        and (snapshot_range is None or snapshot_range.is_open)
     )
 
 

@@ -129,7 +129,7 @@ class PartitionReader:
 
     def picked(self, batch: Batch, pairs: Iterable[Checkpoint]) -> Relation:
         """Return the SELECT of some of the batch's messages, carried in the same way."""
-        by_position = batch.examined.window is not None
+        by_position = batch.examined.snapshot_range is not None
         return self._carried(self.messages.picked_keyed_relation(pairs, self._key, by_position=by_position))
 
     def _carried(self, rows: Relation) -> Relation:

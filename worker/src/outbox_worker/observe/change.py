@@ -47,7 +47,7 @@ def look_at_change(
     return PartitioningView(
         count=now.count,
         next_count=now.next_count,
-        at_line=now.count - len(waiting),
+        at_barrier=now.count - len(waiting),
         message=describe_change(now, waiting, obstacles, settled=settled),
     )
 

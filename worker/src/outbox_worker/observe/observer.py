@@ -121,7 +121,7 @@ class Observer:
             # time.
             with limited(connection, self._limit):
                 mark = bound.observe(connection)
-            self._status.set_observed(bound=mark)
+            self._status.set_observed(high_water_mark=mark)
             is_empty = not mark.age_seconds
         if self._stored:
             lag = None

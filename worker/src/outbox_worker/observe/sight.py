@@ -106,8 +106,8 @@ class PartitionedSight(Sight):
                 if now is not None:
                     stored = partitions.load_checkpoints(connection, self._key) if now.next_count is not None else {}
                     pairs = {number: each.pair for number, each in stored.items()}
-                    division = look_at_change(connection, self._key, self._source, now, pairs)
-                    self._status.set_observed(division=division)
+                    partitioning = look_at_change(connection, self._key, self._source, now, pairs)
+                    self._status.set_observed(partitioning=partitioning)
         except TransientError as err:
             if err.reason is not Reason.STATEMENT_FAILED:
                 raise

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 from outbox_core.processor.summary import is_ready, summarize
 from outbox_core.report import CheckpointView, Intent, LeaseView, Report, WorkerState
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres.ownership.words import Word
+from outbox_worker.postgres.ownership.process_statuses import PartitionState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ _TOLD: Final = frozenset(
 _NOT_OURS: Final = frozenset({WorkerState.STANDBY, WorkerState.CLAIM_REFUSED})
 """Another process speaks for the partition. In all other states what was said last stays: what was before the end is
 what a person wants to know."""
-_WORD: Final = 300
+_LONGEST: Final = 300
 TERMINATION_BYTES: Final = 4000
 """The kubelet keeps 4,096; a report that was cut in the middle could not be read."""
 ACTIVITY_SECONDS: Final = 10.0
@@ -84,9 +84,9 @@ class Observed(TypedDict, total=False):
 
     checkpoints: list[CheckpointView]
     leases: list[LeaseView]
-    division: PartitioningView | None
+    partitioning: PartitioningView | None
     lag: Lag | None
-    bound: HighWaterMark
+    high_water_mark: HighWaterMark
     conflicts: ConflictSummary
     failures: FailureSummary
     unfinished: Unfinished
@@ -110,7 +110,7 @@ class ProcessStatus:
         self._config = config
         self._identity = identity
         self._ask: dict[int, Callable[[], ProcessorState]] = {0: lambda: initial}
-        self._words: dict[int, Word] = {}
+        self._partitions: dict[int, PartitionState] = {}
         self._observed: Observed = {}
         self._last_error: str | None = None
         self.claim_holder: ResourceRef | None = None
@@ -143,22 +143,24 @@ class ProcessStatus:
         """Take what is to be said of a partition in the database: its state, reason or message changed."""
         with self._lock:
             if state.state in _TOLD:
-                self._words[partition] = Word(partition, state.state, state.reason, state.message[:_WORD])
+                self._partitions[partition] = PartitionState(
+                    partition, state.state, state.reason, state.message[:_LONGEST]
+                )
             elif state.state in _NOT_OURS:
-                self._words.pop(partition, None)
+                self._partitions.pop(partition, None)
 
     @property
-    def words(self) -> tuple[Word, ...]:
+    def partition_statuses(self) -> tuple[PartitionState, ...]:
         """What this process says of its partitions in the database."""
         with self._lock:
-            return tuple(self._words.values())
+            return tuple(self._partitions.values())
 
     def rebalance(self, count: int, initial: ProcessorState) -> None:
         """Forget the partitions: there are `count` now."""
         with self._lock:
             self._ask = dict.fromkeys(range(count), lambda: initial)
-            self._words = {}
-            self._observed |= {"checkpoints": [], "leases": [], "lag": None, "division": None}
+            self._partitions = {}
+            self._observed |= {"checkpoints": [], "leases": [], "lag": None, "partitioning": None}
 
     def set_observed(self, **seen: Unpack[Observed]) -> None:
         """Take what was seen in the database; what is not named stays."""
@@ -261,7 +263,7 @@ def format_termination(report: Report) -> str:
         for room in (_ERROR, 600, 200, 0)
     ]
     failures = report.failures and report.failures.model_copy(update={"blocked_keys": []})
-    unneeded = dict.fromkeys(("rebuild", "bound", "lag", "advice", "division"))
+    unneeded = dict.fromkeys(("rebuild", "high_water_mark", "lag", "advice", "partitioning"))
     cuts.append(unneeded | {"leases": [], "message": report.message[:60], "failures": failures})
     cuts.append({"checkpoints": report.checkpoints[:1]})
     text = ""

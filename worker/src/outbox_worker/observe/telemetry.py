@@ -114,19 +114,19 @@ def _gauges(report: Report) -> Iterator[Metric]:
         ("outbox_lag_messages", "Messages committed behind the checkpoint (at least, beyond the cap).",
          report.lag.messages if report.lag else None),
         ("outbox_lag_seconds", "Age of the oldest of them.", report.lag.seconds if report.lag else None),
-        ("outbox_bound_age_seconds", "For how long the high-water mark has not moved though messages wait behind it.",
-         report.bound.age_seconds if report.bound else None),
-        ("outbox_bound_stalled", "1 while the high-water mark has stood still for too long (condition SourceCurrent).",
-         float(report.bound.stalled) if report.bound else None),
+        ("outbox_high_water_mark_age_seconds", "For how long it has not moved though messages wait behind it.",
+         report.high_water_mark.age_seconds if report.high_water_mark else None),
+        ("outbox_high_water_mark_stalled", "1 while it has stood still for too long (condition SourceCurrent).",
+         float(report.high_water_mark.stalled) if report.high_water_mark else None),
         ("outbox_attempt", "Failed attempts of the batch in hand.", report.attempt),
         ("outbox_owner", "1 while this process holds the lease.", float(lease is not None and lease.held)),
         ("outbox_epoch", "Epoch of the lease that this process holds.", lease.epoch if lease else None),
         ("outbox_partitions", "Into how many partitions the processor is divided.",
-         report.division.count if report.division else None),
+         report.partitioning.count if report.partitioning else None),
         ("outbox_partitions_next", "Into how many it shall be; the same while that does not change.",
-         (report.division.next_count or report.division.count) if report.division else None),
-        ("outbox_partitions_at_line", "Of these, how many wait at the barrier for their number to change.",
-         report.division.at_line if report.division else None),
+         (report.partitioning.next_count or report.partitioning.count) if report.partitioning else None),
+        ("outbox_partitions_at_barrier", "Of these, how many wait at the barrier for their number to change.",
+         report.partitioning.at_barrier if report.partitioning else None),
         ("outbox_conflicts_recorded", "Refusals recorded in the database, over all workers.", report.conflicts.count),
         ("outbox_conflict_open", "1 while a conflict waits for a person.", float(report.conflicts.open is not None)),
         ("outbox_held_messages", "Messages held: failing, behind one of their key, or delayed (up to 10,000).",
@@ -135,7 +135,7 @@ def _gauges(report: Report) -> Iterator[Metric]:
          failures.dead_letters if failures else None),
         ("outbox_blocked_keys", "Keys whose messages wait for one that failed (up to 5).",
          len(failures.blocked_keys) if failures else None),
-        ("outbox_stranger_refusals", "Refused calls of unknown callers (approximate).", report.conflicts.strangers),
+        ("outbox_unowned_calls", "Refused calls of unknown callers (approximate).", report.conflicts.unowned_calls),
         ("outbox_rebuild_behind_messages", "Messages between this checkpoint and that of the one it replaces.",
          report.rebuild.behind if report.rebuild else None),
         ("outbox_rebuild_swapped", "1 once this processor has replaced the other one.",
@@ -187,13 +187,13 @@ def _holder(report: Report) -> Iterator[Metric]:
 
     So its labels do not multiply with every short writer.
     """
-    if report.bound is None or report.bound.held_by is None or not report.bound.stalled:
+    if report.high_water_mark is None or report.high_water_mark.held_by is None or not report.high_water_mark.stalled:
         return
-    held = report.bound.held_by
+    held = report.high_water_mark.held_by
     names = ("kind", "pid", "application", "database", "role", "prepared", "holder_processor")
     values = (held.kind, held.pid, held.application, held.database, held.role, held.prepared, held.processor)
     age = [(tuple("" if value is None else str(value) for value in values), held.age_seconds or 0.0)]
     text = "Who holds the high-water mark back; for how long its transaction is open (0: hidden)."
-    yield _gauge(report, "outbox_bound_holder_age_seconds", text, age, *names)
+    yield _gauge(report, "outbox_high_water_mark_holder_age_seconds", text, age, *names)
     text = "Further open transactions that hold it next."
-    yield _gauge(report, "outbox_bound_waiting_writers", text, [((), report.bound.others)])
+    yield _gauge(report, "outbox_high_water_mark_waiting_writers", text, [((), report.high_water_mark.others)])

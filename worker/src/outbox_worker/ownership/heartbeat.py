@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from outbox_core.processor.outcomes import HeldLease
     from outbox_core.processor.state import ProcessorState
     from outbox_worker.engine.steps import StepContext
-    from outbox_worker.observe.speaker import Speaker
     from outbox_worker.observe.status import Progress
+    from outbox_worker.observe.status_writer import StatusWriter
     from outbox_worker.ownership.renewal import Renewal
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.session import Session
@@ -197,7 +197,7 @@ class Holding(NamedTuple):
 
     contexts: Sequence[StepContext]
     renewal: Renewal
-    speaker: Speaker
+    status_writer: StatusWriter
 
     @property
     def claimed(self) -> bool:
@@ -241,7 +241,7 @@ class Beat:
     def tick(self, connection: Connection) -> None:
         """Renew what is to be renewed by now, and see who else is there."""
         now = time.monotonic()
-        if now >= self._next_beat or (self._holding.claimed and self._holding.speaker.has_news):
+        if now >= self._next_beat or (self._holding.claimed and self._holding.status_writer.has_news):
             self._beat(connection)
             self._next_beat = now + min(self._lease.total_seconds() / 3, LONGEST_BEAT)
         if self._holding.claimed and self._holding.renewal.look(connection):
@@ -258,7 +258,7 @@ class Beat:
         if self._holding.claimed:
             self._say_claim(connection)
         if self._holding.claimed:
-            self._holding.speaker.say(connection, self._key, self._lease)
+            self._holding.status_writer.write(connection, self._key, self._lease)
 
     def _say_claim(self, connection: Connection) -> None:
         """Undo a vacate of another pod of ours. Never more: the same resource created again has another uid."""

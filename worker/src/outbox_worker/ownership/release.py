@@ -46,7 +46,7 @@ def give_back(shutdown: Shutdown, holdings: Sequence[Holding]) -> None:
 
 
 def _give_back(holding: Holding) -> None:
-    contexts, renewal, speaker = holding
+    contexts, renewal, status_writer = holding
     context, claimed = contexts[0], holding.claimed
     connection = context.databases.target.connection()
     renewal.end(connection)
@@ -55,7 +55,7 @@ def _give_back(holding: Holding) -> None:
             calls.release_lease(connection, each.key, epoch=lease.epoch, token=lease.token)
             each.ownership.drop_lease()
     if claimed:
-        speaker.say(connection, context.key, context.config.delivery.lease_duration, ended=True)
+        status_writer.write(connection, context.key, context.config.delivery.lease_duration, ended=True)
         _settle_claim(context, connection)
 
 

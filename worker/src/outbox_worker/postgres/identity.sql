@@ -34,4 +34,4 @@ WHERE c.processor_id = %(processor_id)s
   AND NOT EXISTS (SELECT 1 FROM {schema}.processor_conflicts AS f
                   WHERE f.processor_id = c.processor_id AND f.partition = c.partition
                     AND f.needs_person AND f.resolved_at IS NULL)
-  AND NOT EXISTS (SELECT 1 FROM {schema}.find_edit(c.processor_id, c.partition))
+  AND NOT EXISTS (SELECT 1 FROM {schema}.find_tampering(c.processor_id, c.partition))

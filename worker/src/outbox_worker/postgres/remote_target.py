@@ -89,8 +89,8 @@ def check_reach(source: SourceIdentity, stored: Checkpoint | None) -> None:
     if stored is None:
         return
     reached = stored.transaction_id
-    if stored.window is not None and stored.window.end is not None:
-        reached = parse_snapshot(stored.window.end).xmax - 1
+    if stored.snapshot_range is not None and stored.snapshot_range.end is not None:
+        reached = parse_snapshot(stored.snapshot_range.end).xmax - 1
     if reached >= source.next_transaction_id:
         raise _behind(source.next_transaction_id, reached)
 

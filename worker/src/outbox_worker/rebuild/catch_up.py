@@ -60,12 +60,12 @@ class PartitionPlan:
     def decide_checkpoint(self) -> Checkpoint | None:
         """Return what to store once the plan is handled; None: it is stored already."""
         goal = self.catch_up.goal
-        if goal.window is None:
+        if goal.snapshot_range is None:
             return goal if goal > self.stored else None
-        if goal.window == self.stored.window:
+        if goal.snapshot_range == self.stored.snapshot_range:
             return None
         counter = max(self.cursor.position, self.stored.position)
-        return Checkpoint(0, counter + max(1, sum(self.counts)), goal.window)
+        return Checkpoint(0, counter + max(1, sum(self.counts)), goal.snapshot_range)
 
 
 def plan_catch_up(
@@ -109,7 +109,9 @@ class CatchUp:
 
         What ends at a pair must lie below the high-water mark.
         """
-        goals = [plan.catch_up.goal for plan in plans if plan.catch_up.ranges and plan.catch_up.goal.window is None]
+        goals = [
+            plan.catch_up.goal for plan in plans if plan.catch_up.ranges and plan.catch_up.goal.snapshot_range is None
+        ]
         return not goals or rebalance.is_settled(self._context.databases.source.connection(), max(goals))
 
     def wait_settled(self, plans: Sequence[PartitionPlan]) -> None:

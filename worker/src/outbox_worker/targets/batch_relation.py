@@ -57,7 +57,7 @@ def build_batch_relation(config: ProcessorConfig) -> tuple[Whole, Some]:
     def whole(batch: Batch) -> sql.Composed:
         if batch.held:
             return held_relation(batch, *pair_literals(each.checkpoint for each in batch.held))
-        reader, by_position = find_reader(batch), batch.examined.window is not None
+        reader, by_position = find_reader(batch), batch.examined.snapshot_range is not None
         if batch.only:
             return _numbered(reader.picked_relation(*pair_literals(batch.only)), by_position=by_position)
         rows = reader.batch_relation(batch.after, batch.examined, batch.positions, count=batch.examined_count)
@@ -68,7 +68,7 @@ def build_batch_relation(config: ProcessorConfig) -> tuple[Whole, Some]:
         if batch.held:
             return _HELD, held_relation(batch, _IDS, _POSITIONS)
         # Only with the cursor Snapshot there is an index on position.
-        by_position = batch.examined.window is not None
+        by_position = batch.examined.snapshot_range is not None
         near = by_position and _are_near(positions)
         # Only of our table is it known that each position is one message's.
         name = _NEAR if near and config.source.table is None else _PART

@@ -125,7 +125,7 @@ class SqlSink(SearchTarget):
                 **fixed,
                 waiting=_array(number + 1 for number in waiting),
                 at=sql.Literal(search.at),
-                suspect=sql.Literal(search.failing_before),
+                failing_before=sql.Literal(search.failing_before),
                 block=sql.Literal(search.block),
                 most=sql.Literal(most),
             )

@@ -67,7 +67,7 @@ class HeldView:
     message_type: str
     pair: Checkpoint
     attempts: int
-    deaths: int
+    crash_count: int
     error_class: str | None
     error: str | None
     blocks: bool

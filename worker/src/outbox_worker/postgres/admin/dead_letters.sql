@@ -31,7 +31,7 @@ LIMIT %(limit)s
 -- Held messages, those that wait for a person first; what is behind another of its key only as a number, unless it is asked for
 -- by its id. Such a message has no time of its own.
 SELECT h.place, h.processor_id, h.partition, h.key, h.message_id, h.message_type, h.transaction_id::text AS t,
-       h.position, h.attempts, h.deaths, h.error_class, h.error, h.blocks, h.held_at,
+       h.position, h.attempts, h.crash_count, h.error_class, h.error, h.blocks, h.held_at,
        CASE WHEN NOT h.behind THEN nullif(h.next_attempt_at, 'infinity') END AS next_attempt_at,
        CASE WHEN h.blocks THEN (
            SELECT count(*) FROM (SELECT 1 FROM {schema}.held_messages AS b

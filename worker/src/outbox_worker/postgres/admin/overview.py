@@ -85,10 +85,10 @@ class ConflictView:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One recorded act of a person."""
+    """One entry: what a user decided."""
 
     id: int
-    act: str
+    action: str
     processor_id: str | None
     partition: int | None
     before: Checkpoint | None
@@ -96,7 +96,7 @@ class AuditEntry:
     reason: str
     decided_by: str
     session_role: str
-    acted_at: datetime
+    decided_at: datetime
 
 
 def list_processors(connection: Connection, schema: str, processor_id: str | None = None) -> list[ProcessorView]:
@@ -124,7 +124,7 @@ def list_audit_log(
     connection: Connection, schema: str, processor_id: str | None = None, limit: int = 100
 ) -> list[AuditEntry]:
     """Read what people decided, the latest first."""
-    rows = fetch_dicts(connection, in_schema("list_acts", schema), {"processor_id": processor_id, "limit": limit})
+    rows = fetch_dicts(connection, in_schema("list_audit_log", schema), {"processor_id": processor_id, "limit": limit})
     return [
         AuditEntry(
             before=build_pair(row["from_transaction_id"], row["from_position"]),
@@ -135,22 +135,22 @@ def list_audit_log(
     ]
 
 
-_AUDIT_FIELDS = ("id", "act", "processor_id", "partition", "reason", "decided_by", "session_role", "acted_at")
+_AUDIT_FIELDS = ("id", "action", "processor_id", "partition", "reason", "decided_by", "session_role", "decided_at")
 
 
 def record_audit_entry(
     connection: Connection,
     schema: str,
     *,
-    act: str,
+    action: str,
     processor_id: str | None,
     reason: str,
     decided_by: str,
 ) -> None:
-    """Write an act down that no function of the schema records; for the schema's owner, in the act's transaction."""
-    parameters = {"act": act, "processor_id": processor_id, "reason": reason, "decided_by": decided_by}
+    """Write an entry that no function of the schema records; for its owner, in the transaction of what was decided."""
+    parameters = {"action": action, "processor_id": processor_id, "reason": reason, "decided_by": decided_by}
     with translated():
-        connection.execute(in_schema("record_act", schema), parameters)
+        connection.execute(in_schema("record_audit_entry", schema), parameters)
 
 
 def _processor(row: dict[str, Any]) -> ProcessorView:
@@ -160,8 +160,9 @@ def _processor(row: dict[str, Any]) -> ProcessorView:
     partitioning = None
     if row["partition_count"] is not None:
         partitioning = build_partitioning(
-            row["partition_count"], row["key"], row["next_count"], row["line_transaction_id"], row["line_position"],
-            row["line_mark"], row["line_snapshot"],
+            row["partition_count"], row["key"], row["next_count"],
+            row["barrier_transaction_id"], row["barrier_position"],
+            row["barrier_mark"], row["barrier_snapshot"],
         )  # fmt: skip
     same = (
         "processor_id",
@@ -175,7 +176,7 @@ def _processor(row: dict[str, Any]) -> ProcessorView:
         "live",
         "stored_at",
     )
-    stored = ("transaction_id", "position", "cursor_kind", "lower", "upper", "window_position")
+    stored = ("transaction_id", "position", "cursor_kind", "lower", "upper", "range_position")
     pair = None if row["position"] is None else build_checkpoint(*(row[name] for name in stored))
     return ProcessorView(
         holder=holder,

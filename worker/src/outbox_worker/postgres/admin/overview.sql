@@ -13,11 +13,11 @@ WITH known AS (
 )
 SELECT k.processor_id, k.partition,
        m.cluster, m.namespace, m.name, m.uid, m.claimed_at, m.vacated_at,
-       d.partition_count, d.key, d.next_count, d.line_transaction_id::text AS line_transaction_id, d.line_position,
-       d.line_mark::text AS line_mark, d.line_snapshot::text AS line_snapshot,
+       d.partition_count, d.key, d.next_count, d.barrier_transaction_id::text AS barrier_transaction_id, d.barrier_position,
+       d.barrier_mark::text AS barrier_mark, d.barrier_snapshot::text AS barrier_snapshot,
        l.epoch, l.token, l.pod, l.expires_at, coalesce(l.expires_at > clock_timestamp(), false) AS live,
        c.last_processed_transaction_id::text AS transaction_id, c.last_processed_position AS "position", c.stored_at,
-       c.cursor_kind, c.lower_snapshot::text AS lower, c.upper_snapshot::text AS upper, c.window_position,
+       c.cursor_kind, c.lower_snapshot::text AS lower, c.upper_snapshot::text AS upper, c.range_position,
        (SELECT count(*) FROM {schema}.processor_conflicts AS f
         WHERE f.processor_id = k.processor_id AND f.partition = k.partition) AS conflicts,
        (SELECT max(f.id) FROM {schema}.processor_conflicts AS f
@@ -42,16 +42,16 @@ WHERE (%(processor_id)s::text IS NULL OR f.processor_id = %(processor_id)s)
 ORDER BY f.id DESC
 LIMIT %(limit)s
 
--- name: list_acts
+-- name: list_audit_log
 -- What people decided, the latest first.
-SELECT a.id, a.act, a.processor_id, a.partition, a.from_transaction_id::text AS from_transaction_id, a.from_position,
-       a.to_transaction_id::text AS to_transaction_id, a.to_position, a.reason, a.decided_by, a.session_role, a.acted_at
-FROM {schema}.recorded_acts AS a
+SELECT a.id, a.action, a.processor_id, a.partition, a.from_transaction_id::text AS from_transaction_id, a.from_position,
+       a.to_transaction_id::text AS to_transaction_id, a.to_position, a.reason, a.decided_by, a.session_role, a.decided_at
+FROM {schema}.audit_log AS a
 WHERE %(processor_id)s::text IS NULL OR a.processor_id = %(processor_id)s
 ORDER BY a.id DESC
 LIMIT %(limit)s
 
--- name: record_act
+-- name: record_audit_entry
 -- Write down what a person decided, where no function of the schema does.
-INSERT INTO {schema}.recorded_acts (act, processor_id, reason, decided_by)
-VALUES (%(act)s, %(processor_id)s, %(reason)s, %(decided_by)s)
+INSERT INTO {schema}.audit_log (action, processor_id, reason, decided_by)
+VALUES (%(action)s, %(processor_id)s, %(reason)s, %(decided_by)s)

@@ -54,13 +54,13 @@ def count_between(
     Of snapshot ranges at most one may lie between the two.
     """
     found: Counter[str] = Counter()
-    last = up_to.window
+    last = up_to.snapshot_range
     if last is not None:
         if last.end is None:
             return Count({}, at_least=False)
-        first = after.window or SnapshotRange()
-        window = first if first.is_open else SnapshotRange(first.lower, last.end, LOWEST_POSITION)
-        after, up_to = Checkpoint(0, 1, window), Checkpoint(0, 2, last)
+        first = after.snapshot_range or SnapshotRange()
+        snapshot_range = first if first.is_open else SnapshotRange(first.lower, last.end, LOWEST_POSITION)
+        after, up_to = Checkpoint(0, 1, snapshot_range), Checkpoint(0, 2, last)
     statement = load("count_types" if last is None else "count_types_by_position")
     while True:
         limit = min(PAGE, cap + 1 - found.total())
@@ -69,10 +69,10 @@ def count_between(
         rows = fetch_rows(connection, page)
         for message_type, count, end in rows:
             found[message_type] += count
-            if after.window is None:
+            if after.snapshot_range is None:
                 after = parse_checkpoint(end)
             else:
-                after = replace(after, window=replace(after.window, position=end))
+                after = replace(after, snapshot_range=replace(after.snapshot_range, position=end))
         watch(found.total())
         if sum(count for _, count, _ in rows) < limit:
             return Count(dict(found.most_common()), at_least=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
-from outbox_core.progress.coverage import as_window, meet
+from outbox_core.progress.coverage import as_snapshot_range, meet
 from outbox_worker.postgres.admin.mappings import list_mappings
 from outbox_worker.postgres.admin.overview import list_processors
 from outbox_worker.postgres.call import fetch_one, fetch_rows
@@ -132,7 +132,7 @@ def _list_readers(
 
 def find_examined(readers: Iterable[Reader]) -> list[SnapshotRange]:
     """Return what each of them has examined, none of it twice. Each must have a checkpoint."""
-    found = [as_window(reader.view.pair) for reader in readers if reader.view.pair is not None]
+    found = [as_snapshot_range(reader.view.pair) for reader in readers if reader.view.pair is not None]
     return list(dict.fromkeys(found))
 
 

@@ -237,7 +237,13 @@ class Repairer:
                 self._map(table_name, list(columns), parameters)
             for processor_id, partition in sealed:
                 # A pair's shadow is mapped as the pair is; a range's is made anew, unless it was tampered with.
-                call(self._connection, self._schema, "keep_checkpoint", processor_id=processor_id, partition=partition)
+                call(
+                    self._connection,
+                    self._schema,
+                    "store_shadow_checkpoint",
+                    processor_id=processor_id,
+                    partition=partition,
+                )
             self._connection.execute(in_schema("repair_finish", self._schema), parameters)
             return moved
 

@@ -28,7 +28,7 @@ SELECT EXISTS (SELECT 1 FROM {table} AS o
 
 -- name: repair_record_acts
 -- Each checkpoint is moved by an act of a person, as a rewind is.
-INSERT INTO {schema}.recorded_acts (act, processor_id, partition, from_transaction_id, from_position,
+INSERT INTO {schema}.audit_log (action, processor_id, partition, from_transaction_id, from_position,
                                     to_transaction_id, to_position, reason, decided_by)
 SELECT 'Rebase', c.processor_id, c.partition, c.before::xid8, c.position, c.after::xid8, c.position, r.reason, r.decided_by
 FROM {schema}.repairs AS r CROSS JOIN ({checkpoints}) AS c
@@ -39,7 +39,7 @@ ORDER BY c.processor_id, c.partition
 -- Snapshot ranges that pass the tamper check.
 SELECT c.processor_id, c.partition
 FROM {schema}.processor_checkpoints AS c
-WHERE c.kept_window IS NOT NULL AND NOT EXISTS (SELECT 1 FROM {schema}.find_edit(c.processor_id, c.partition))
+WHERE c.shadow_range IS NOT NULL AND NOT EXISTS (SELECT 1 FROM {schema}.find_tampering(c.processor_id, c.partition))
 
 -- name: repair_finish
 WITH done AS (DELETE FROM {schema}.repair_ids AS m WHERE m.repair_id = %(repair_id)s),
@@ -163,7 +163,7 @@ SELECT c.relname, a.attname, a.atttypid::regtype::text,
 FROM pg_class AS c
 JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 WHERE c.relnamespace = %(schema)s::text::regnamespace AND c.relkind IN ('r', 'p')
-  AND NOT c.relispartition AND c.relname NOT IN ('repairs', 'repair_ids', 'recorded_acts')
+  AND NOT c.relispartition AND c.relname NOT IN ('repairs', 'repair_ids', 'audit_log')
   AND NOT (c.oid = ANY (%(messages)s::text[]::regclass[]))
   AND a.atttypid IN ('xid8'::regtype, 'pg_snapshot'::regtype, 'xid8[]'::regtype)
 ORDER BY c.relname, a.attnum

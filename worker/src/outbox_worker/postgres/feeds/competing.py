@@ -224,8 +224,9 @@ class BatchTaker:
         self._next.note_handed_out(found)
         pairs = pair_parameters("after", place.after) | pair_parameters("upto", examined.upto)
         values = self._names | pairs | {
-            "priority": place.priority, "dispatch_position": place.id, "lower": place.window.lower,
-            "upper": place.window.upper, "whole": found.whole, "messages": examined.matched, "keys": examined.keys,
+            "priority": place.priority, "dispatch_position": place.id, "lower": place.snapshot_range.lower,
+            "upper": place.snapshot_range.upper, "whole": found.whole, "messages": examined.matched,
+            "keys": examined.keys,
         }  # fmt: skip
         statement = load("claim_next").format(
             schema=sql.Identifier(self._key.schema),
@@ -347,9 +348,13 @@ def measure_lag(
     unfinished = count_unfinished(connection, key, cap + 1)
     counts = [partial(reader.count_waiting, connection, cap + 1)] if reader.is_queue else []
     for each in dispatch_positions:
-        parts = [ReadRange(each.after, limit=cap + 1, window=each.window, priority=each.priority)]
-        if each.window.upper != now:
-            parts.append(ReadRange(limit=cap + 1, window=SnapshotRange(each.window.upper, now), priority=each.priority))
+        parts = [ReadRange(each.after, limit=cap + 1, snapshot_range=each.snapshot_range, priority=each.priority)]
+        if each.snapshot_range.upper != now:
+            parts.append(
+                ReadRange(
+                    limit=cap + 1, snapshot_range=SnapshotRange(each.snapshot_range.upper, now), priority=each.priority
+                )
+            )
         counts += [partial(reader.count, connection, part) for part in parts]
     messages, looked_at, seconds = unfinished.messages + unfinished.retries, 0, unfinished.oldest_seconds
     for count in counts:

@@ -8,25 +8,25 @@ SELECT queue FROM {schema}.competing_processors WHERE processor_id = %(processor
 
 -- name: take_waiting
 -- A batch that was handed back, or whose lease is over, or messages whose time has come; of those that failed before, or of the others.
-SELECT b.id, b.lane, b.attempt, b.lower_snapshot::text, b.upper_snapshot::text, b.after_transaction_id::text,
-       b.after_position, b.upto_transaction_id::text, b.upto_position, b.messages, b.piece, b.deaths,
-       b.transaction_ids::text[], b.positions, b.attempts, b.aside
+SELECT b.id, b.priority, b.attempt, b.lower_snapshot::text, b.upper_snapshot::text, b.after_transaction_id::text,
+       b.after_position, b.upto_transaction_id::text, b.upto_position, b.messages, b.chunk, b.crash_count,
+       b.transaction_ids::text[], b.positions, b.attempts, b.excluded
 FROM {schema}.take_waiting(%(processor_id)s, %(claim_uid)s, %(owner)s, %(pod)s, %(lease)s, %(limit)s, %(failed)s) AS b
 
 -- name: lock_dispatch_position
 -- Opens the transaction in which a batch is handed out. A process that is frozen in it does not keep the lock.
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SELECT set_config('idle_in_transaction_session_timeout', '2000', true), set_config('statement_timeout', '30000', true);
-SELECT f.lane, f.id, f.lower_snapshot::text, f.upper_snapshot::text, f.after_transaction_id::text, f.after_position,
+SELECT f.priority, f.id, f.lower_snapshot::text, f.upper_snapshot::text, f.after_transaction_id::text, f.after_position,
        f.now_snapshot::text
-FROM {schema}.lock_frontier({processor_id}, {claim_uid}) AS f
+FROM {schema}.lock_dispatch_positions({processor_id}, {claim_uid}) AS f
 
 -- name: claim_next
 -- Hands the batch out and ends the transaction.
-SELECT b.id, b.lane, b.attempt, b.lower_snapshot::text, b.upper_snapshot::text, b.after_transaction_id::text,
-       b.after_position, b.upto_transaction_id::text, b.upto_position, b.messages, b.piece, b.deaths,
-       b.transaction_ids::text[], b.positions, b.attempts, b.aside
-FROM {schema}.cut_batch({processor_id}, {priority}, {dispatch_position}, {lower}::pg_snapshot, {upper}::pg_snapshot,
+SELECT b.id, b.priority, b.attempt, b.lower_snapshot::text, b.upper_snapshot::text, b.after_transaction_id::text,
+       b.after_position, b.upto_transaction_id::text, b.upto_position, b.messages, b.chunk, b.crash_count,
+       b.transaction_ids::text[], b.positions, b.attempts, b.excluded
+FROM {schema}.claim_next({processor_id}, {priority}, {dispatch_position}, {lower}::pg_snapshot, {upper}::pg_snapshot,
                         {after_transaction_id}::xid8, {after_position}, {upto_transaction_id}::xid8, {upto_position},
                         {whole}, {messages}, {keys}::text[], {delayed}, {owner}, {pod}, {lease}::interval) AS b;
 COMMIT
@@ -76,7 +76,7 @@ SELECT coalesce(sum(b.messages), 0)::bigint, count(*)::int, count(*) FILTER (WHE
                               WHERE r.processor_id = %(processor_id)s LIMIT %(cap)s) AS w)::int,
        (SELECT count(*) FROM {schema}.processor_members m
         WHERE m.processor_id = %(processor_id)s AND m.expires_at > clock_timestamp())::int,
-       coalesce(extract(epoch FROM clock_timestamp() - min(b.cut_at)), 0)::float8
+       coalesce(extract(epoch FROM clock_timestamp() - min(b.claimed_at)), 0)::float8
 FROM {schema}.competing_batches AS b WHERE b.processor_id = %(processor_id)s
 
 -- name: list_competing
@@ -85,10 +85,10 @@ SELECT processor_id, queue FROM {schema}.competing_processors
 
 -- name: fetch_dispatch_positions
 -- The dispatch position of each priority, and the snapshot of now.
-SELECT DISTINCT ON (f.lane) f.lane, f.id, f.lower_snapshot::text, f.upper_snapshot::text, f.after_transaction_id::text,
+SELECT DISTINCT ON (f.priority) f.priority, f.id, f.lower_snapshot::text, f.upper_snapshot::text, f.after_transaction_id::text,
        f.after_position, pg_current_snapshot()::text
-FROM {schema}.competing_frontiers AS f WHERE f.processor_id = %(processor_id)s
-ORDER BY f.lane, f.id DESC
+FROM {schema}.competing_dispatch_positions AS f WHERE f.processor_id = %(processor_id)s
+ORDER BY f.priority, f.id DESC
 
 -- name: fetch_next_due
 -- Seconds until a batch may be taken over or a message's time has come, if nothing is written meanwhile; null: nothing waits,

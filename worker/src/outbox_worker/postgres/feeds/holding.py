@@ -201,7 +201,7 @@ def review(
 ) -> Review | None:
     """Look at what former owners left, and let what was given up be tried again; None: not the owner."""
     owned, any_held, blocking, *counts = call_row(
-        connection, key.schema, "review_lane", **_leased(key, lease), generation=generation, forgive=forgive
+        connection, key.schema, "review_partition", **_leased(key, lease), generation=generation, forgive=forgive
     )
     return Review(any_held, blocking, *(count or 0 for count in counts)) if owned else None
 
@@ -226,15 +226,15 @@ def mark_in_flight(
     Returns how many processes that one killed when it was tried alone, -1: not the owner.
     """
     killed: int = call(
-        connection, key.schema, "begin_suspect", **_leased(key, lease), transaction_id=str(pair.transaction_id),
-        position=pair.position, suspects=in_flight, generation=generation,
+        connection, key.schema, "begin_in_flight", **_leased(key, lease), transaction_id=str(pair.transaction_id),
+        position=pair.position, in_flight=in_flight, generation=generation,
     )  # fmt: skip
     return killed
 
 
 def clear_in_flight(connection: Connection, key: ProcessorKey, lease: HeldLease) -> None:
     """Write down that the attempt was answered, with or without success: this process did not die of it."""
-    call(connection, key.schema, "end_suspect", **_leased(key, lease))
+    call(connection, key.schema, "end_in_flight", **_leased(key, lease))
 
 
 def held_relation(key: ProcessorKey, ids: sql.Composable, positions: sql.Composable) -> sql.Composed:

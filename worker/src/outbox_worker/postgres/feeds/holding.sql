@@ -17,9 +17,9 @@ ORDER BY r.n
 -- The messages of a range in its order: those that are to be handled now, with their keys, only with `all`; and those that
 -- are not: their time has not come, they are held already, or an earlier message of their key is held or dead. One row of
 -- arrays, in the order of the rows that they are made of: a row for each message takes longer. No payload travels.
-SELECT json_agg(s.t) FILTER (WHERE NOT s.aside AND {all}), json_agg(s.position) FILTER (WHERE NOT s.aside AND {all}),
-       json_agg(s.key) FILTER (WHERE NOT s.aside AND {all}),
-       json_agg(s.t) FILTER (WHERE s.aside), json_agg(s.position) FILTER (WHERE s.aside)
+SELECT json_agg(s.t) FILTER (WHERE NOT s.excluded AND {all}), json_agg(s.position) FILTER (WHERE NOT s.excluded AND {all}),
+       json_agg(s.key) FILTER (WHERE NOT s.excluded AND {all}),
+       json_agg(s.t) FILTER (WHERE s.excluded), json_agg(s.position) FILTER (WHERE s.excluded)
 FROM (
     SELECT b.transaction_id::text AS t, b.position, b.key,
            coalesce(b.deliver_after > clock_timestamp(), false)
@@ -31,7 +31,7 @@ FROM (
                         AND h.key_hash = hashtextextended(b.key, 0) AND h.key = b.key)
            OR EXISTS (SELECT 1 FROM {schema}.dead_letters AS d
                       WHERE d.processor_id = {processor_id} AND d.partition = {partition} AND d.blocks
-                        AND d.key_hash = hashtextextended(b.key, 0) AND d.key = b.key) AS aside
+                        AND d.key_hash = hashtextextended(b.key, 0) AND d.key = b.key) AS excluded
     FROM ({rows}) AS b
 ) AS s
 
@@ -79,7 +79,7 @@ FROM (
 -- name: take_due_messages
 -- Held messages to be tried now, or when there are some.
 SELECT owned, next_in, blocking, transaction_id::text AS t, "position", key, message_id, message_type, publication_id,
-       partition_key, {payload}, {scheduled} AS scheduled, attempts, deaths
+       partition_key, {payload}, {scheduled} AS scheduled, attempts, crash_count
 FROM {schema}.take_due_messages(%(processor_id)s, %(partition)s, %(epoch)s, %(owner_token)s::uuid, %(limit)s, %(payload)s) AS due
 
 -- name: held_payloads

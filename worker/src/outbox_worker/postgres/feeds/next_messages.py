@@ -30,7 +30,7 @@ class DispatchPosition:
 
     priority: int
     id: int
-    window: SnapshotRange
+    snapshot_range: SnapshotRange
     after: Checkpoint
 
 
@@ -77,12 +77,15 @@ class NextMessages:
             return None
         window = max(limit, WINDOW) if self._reader.filters else limit
         wanted = ReadRange(
-            dispatch_position.after, limit=window, window=dispatch_position.window, priority=dispatch_position.priority
+            dispatch_position.after,
+            limit=window,
+            snapshot_range=dispatch_position.snapshot_range,
+            priority=dispatch_position.priority,
         )
         examined = self._reader.examine(connection, wanted, limit)
         if (
             examined is None
-            and dispatch_position.window.upper == now
+            and dispatch_position.snapshot_range.upper == now
             and not self._is_to_settle(dispatch_position, now)
         ):
             return None
@@ -93,7 +96,7 @@ class NextMessages:
     def note_handed_out(self, found: Found) -> None:
         """Remember that the found messages are handed out now."""
         if found.examined.rows:
-            self._reached[found.dispatch_position.priority] = found.dispatch_position.window.snapshots[1].xmax
+            self._reached[found.dispatch_position.priority] = found.dispatch_position.snapshot_range.snapshots[1].xmax
 
     def _choose(
         self, connection: Connection, dispatch_positions: list[DispatchPosition], now: str
@@ -102,7 +105,7 @@ class NextMessages:
             return dispatch_positions[0]
         heads = _fetch_heads(connection, self._reader, dispatch_positions)
         # A range of which nothing is left must be closed before what came later is seen.
-        over = [each for each in dispatch_positions if each.priority not in heads and each.window.upper != now]
+        over = [each for each in dispatch_positions if each.priority not in heads and each.snapshot_range.upper != now]
         if over:
             return over[0]
         if not heads:
@@ -115,7 +118,7 @@ class NextMessages:
 
         It is moved once then, without a batch: else the checkpoint would stay before that message, caught up or not.
         """
-        lower, _ = dispatch_position.window.snapshots
+        lower, _ = dispatch_position.snapshot_range.snapshots
         reached = self._reached.setdefault(dispatch_position.priority, lower.xmax)
         return lower.xmin < reached <= parse_snapshot(now).xmin
 
@@ -124,7 +127,7 @@ def _fetch_heads(
     connection: Connection, reader: DispatchReader, dispatch_positions: list[DispatchPosition]
 ) -> dict[int, Any]:
     """Return when the first message that was not handed out was stored, of each priority that has one."""
-    snapshots = [each.window.snapshots for each in dispatch_positions]
+    snapshots = [each.snapshot_range.snapshots for each in dispatch_positions]
     starts = [start_of(lower, each.after) for each, (lower, _) in zip(dispatch_positions, snapshots, strict=True)]
     late = [
         "" if each.after.transaction_id >= lower.xmax else ",".join(map(str, lower.ended_since(upper)))
@@ -137,7 +140,7 @@ def _fetch_heads(
         starts=sql.Literal([str(each.transaction_id) for each in starts]),
         positions=sql.Literal([each.position for each in starts]),
         ends=sql.Literal([str(upper.xmax) for _, upper in snapshots]),
-        uppers=sql.Literal([each.window.upper for each in dispatch_positions]),
+        uppers=sql.Literal([each.snapshot_range.upper for each in dispatch_positions]),
         late=sql.Literal(late),
     )
     return dict(connection.execute(statement).fetchall())

@@ -53,7 +53,7 @@ class SeenLease:
 
 @dataclass(frozen=True, slots=True)
 class SeenOwners(PartitionOwners):
-    """The division as the database has it, with the leases for people to read.
+    """The partitioning as the database has it, with the leases for people to read.
 
     `found`: into how many partitions the processor is divided, which may be another number than `count`; None: it is
     not.
@@ -80,11 +80,11 @@ def begin(
         position=None if start is None else start.position, epoch=epoch, owner_token=token,
     )  # fmt: skip
     begun = Begun(*row)
-    if begun.begun and start is not None and start.window is not None:
-        window = start.window
+    if begun.begun and start is not None and start.snapshot_range is not None:
+        snapshot_range = start.snapshot_range
         call(
-            connection, key.schema, "begin_windows", **key.names, lower=window.lower, upper=window.upper,
-            position=window.position, epoch=epoch, owner_token=token,
+            connection, key.schema, "begin_ranges", **key.names, lower=snapshot_range.lower, upper=snapshot_range.upper,
+            position=snapshot_range.position, epoch=epoch, owner_token=token,
         )  # fmt: skip
     return begun
 
@@ -130,6 +130,6 @@ def load_checkpoints(connection: Connection, key: ProcessorKey) -> Mapping[int, 
     """Read the stored pairs by partition."""
     rows = fetch_rows(connection, in_schema("fetch_checkpoints", key.schema), key.names)
     return {
-        partition: StoredCheckpoint(build_checkpoint(t, position, *window), at)
-        for partition, t, position, at, *window in rows
+        partition: StoredCheckpoint(build_checkpoint(t, position, *snapshot_range), at)
+        for partition, t, position, at, *snapshot_range in rows
     }

@@ -1,7 +1,7 @@
 -- name: fetch_partitions
 -- The partitioning of the processor, if it has one, and what that changes to.
-SELECT d.partition_count, d.key, d.next_count, d.line_transaction_id::text AS t, d.line_position,
-       d.line_mark::text AS mark, d.line_snapshot::text AS snapshot
+SELECT d.partition_count, d.key, d.next_count, d.barrier_transaction_id::text AS t, d.barrier_position,
+       d.barrier_mark::text AS mark, d.barrier_snapshot::text AS snapshot
 FROM {schema}.processor_partitions AS d
 WHERE d.processor_id = %(processor_id)s
 
@@ -19,7 +19,7 @@ SELECT (SELECT d.partition_count FROM {schema}.processor_partitions AS d WHERE d
 -- name: fetch_checkpoints
 -- The stored pairs of all partitions.
 SELECT c.partition, c.last_processed_transaction_id::text AS t, c.last_processed_position, c.stored_at,
-       c.cursor_kind, c.lower_snapshot::text, c.upper_snapshot::text, c.window_position
+       c.cursor_kind, c.lower_snapshot::text, c.upper_snapshot::text, c.range_position
 FROM {schema}.processor_checkpoints AS c
 WHERE c.processor_id = %(processor_id)s
 ORDER BY c.partition

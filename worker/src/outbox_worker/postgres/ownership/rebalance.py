@@ -72,7 +72,7 @@ def build_partitioning(
 
 def draw(connection: Connection, key: ProcessorKey, claim_uid: str) -> None:
     """Cursor Snapshot: draw the barrier of a change that was asked for, unless it is drawn; it is drawn once."""
-    call(connection, key.schema, "draw_snapshot_line", processor_id=key.processor_id, claim_uid=claim_uid)
+    call(connection, key.schema, "draw_snapshot_barrier", processor_id=key.processor_id, claim_uid=claim_uid)
 
 
 def fetch_obstacles(connection: Connection, key: ProcessorKey) -> list[Obstacle]:
@@ -88,4 +88,4 @@ def is_settled(connection: Connection, barrier: Checkpoint) -> bool:
 
     What a snapshot sees is over.
     """
-    return barrier.window is not None or barrier <= fetch_high_water_mark(connection)
+    return barrier.snapshot_range is not None or barrier <= fetch_high_water_mark(connection)

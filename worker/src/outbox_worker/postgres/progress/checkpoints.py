@@ -2,7 +2,7 @@
 
 The contract itself is SQL (`store_processor_checkpoint`), because other programs call it too. Its
 functions keep a shadow checkpoint beside it, so that a worker that loads a row sees that it was edited by hand
-(`find_edit`), although nobody recorded that.
+(`find_tampering`), although nobody recorded that.
 
 A start is computed once and stored before anything is read. Every start but the beginning is cut at the high-water
 mark: what is in flight has a transaction id at or above it, so a start pair just below the high-water mark loses
@@ -99,8 +99,8 @@ def load(connection: Connection, key: ProcessorKey) -> StoredCheckpoint | None:
     row = fetch_row(connection, in_schema("fetch_checkpoint", key.schema), key.names)
     if row is None:
         return None
-    transaction_id, position, stored_at, *window = row
-    return StoredCheckpoint(build_checkpoint(transaction_id, position, *window), stored_at)
+    transaction_id, position, stored_at, *snapshot_range = row
+    return StoredCheckpoint(build_checkpoint(transaction_id, position, *snapshot_range), stored_at)
 
 
 def load_untampered(connection: Connection, key: ProcessorKey) -> StoredCheckpoint | None:
@@ -113,13 +113,13 @@ def load_untampered(connection: Connection, key: ProcessorKey) -> StoredCheckpoi
 
     """
     stored = load(connection, key)
-    if edits := call_rows(connection, key.schema, "find_edit", **key.names):
+    if edits := call_rows(connection, key.schema, "find_tampering", **key.names):
         raise TamperedError(TamperCheck(build_pair(*edits[0][:2]), build_pair(*edits[0][2:])))
     return stored
 
 
 def fetch_last_move(connection: Connection, key: ProcessorKey) -> int:
-    """Return the number of the last recorded act by which a person moved the checkpoint; 0: none did."""
+    """Return the number of the last audit log entry by which a person moved the checkpoint; 0: none did."""
     (number,) = fetch_one(connection, in_schema("fetch_last_move", key.schema), key.names)
     return int(number)
 
@@ -140,15 +140,15 @@ def store(
         TransientError: not in READ COMMITTED, and another transaction stored since the snapshot.
 
     """
-    if new.window is None:
+    if new.snapshot_range is None:
         answer = call(
             connection, key.schema, "store_processor_checkpoint", **key.names, **pair_parameters("new", new),
             **pair_parameters("expected", expected), epoch=epoch, owner_token=token,
         )  # fmt: skip
     else:
         answer = call(
-            connection, key.schema, "store_processor_window", **key.names, **window_parameters("new", new),
-            **window_parameters("expected", expected), epoch=epoch, owner_token=token,
+            connection, key.schema, "store_processor_range", **key.names, **range_parameters("new", new),
+            **range_parameters("expected", expected), epoch=epoch, owner_token=token,
         )  # fmt: skip
     return StoreAnswer(answer)
 
@@ -157,14 +157,14 @@ def compose_store(
     key: ProcessorKey, *, new: Checkpoint, expected: Checkpoint | None, epoch: int, token: UUID
 ) -> sql.Composed:
     """Return the same call, for a statement among others that are sent at once."""
-    if new.window is None:
+    if new.snapshot_range is None:
         return compose_call(
             key.schema, "store_processor_checkpoint", **key.names, **pair_parameters("new", new),
             **pair_parameters("expected", expected), epoch=epoch, owner_token=token,
         )  # fmt: skip
     return compose_call(
-        key.schema, "store_processor_window", **key.names, **window_parameters("new", new),
-        **window_parameters("expected", expected), epoch=epoch, owner_token=token,
+        key.schema, "store_processor_range", **key.names, **range_parameters("new", new),
+        **range_parameters("expected", expected), epoch=epoch, owner_token=token,
     )  # fmt: skip
 
 
@@ -240,7 +240,7 @@ def check_kind(key: ProcessorKey, source: Source, stored: Checkpoint) -> None:
         ConfigurationError: `CursorDiffers`.
 
     """
-    kind = Cursor.TRANSACTION_ORDER if stored.window is None else Cursor.SNAPSHOT
+    kind = Cursor.TRANSACTION_ORDER if stored.snapshot_range is None else Cursor.SNAPSHOT
     if source.cursor not in (None, kind):
         raise ConfigurationError(
             f"the checkpoint of processor {key.processor_id!r} is of cursor {kind}, and source.cursor is "
@@ -301,11 +301,11 @@ def build_checkpoint(
     cursor_kind: str,
     lower: str | None,
     upper: str | None,
-    window_position: int | None,
+    range_position: int | None,
 ) -> Checkpoint:
-    """Return the checkpoint of a row; one of the cursor Snapshot has a window."""
-    window = SnapshotRange(lower, upper, window_position) if cursor_kind == Cursor.SNAPSHOT else None
-    return Checkpoint(int(transaction_id), position, window)
+    """Return the checkpoint of a row; one of the cursor Snapshot has a snapshot range."""
+    snapshot_range = SnapshotRange(lower, upper, range_position) if cursor_kind == Cursor.SNAPSHOT else None
+    return Checkpoint(int(transaction_id), position, snapshot_range)
 
 
 def build_pair(transaction_id: str | None, position: int | None) -> Checkpoint | None:
@@ -313,27 +313,29 @@ def build_pair(transaction_id: str | None, position: int | None) -> Checkpoint |
     return None if transaction_id is None or position is None else Checkpoint(int(transaction_id), position)
 
 
-def window_parameters(name: str, checkpoint: Checkpoint | None) -> dict[str, Any]:
+def range_parameters(name: str, checkpoint: Checkpoint | None) -> dict[str, Any]:
     """Spread a checkpoint of cursor Snapshot over `NAME_counter`, `_lower`, `_upper` and `_position`."""
-    window = SnapshotRange() if checkpoint is None or checkpoint.window is None else checkpoint.window
+    snapshot_range = (
+        SnapshotRange() if checkpoint is None or checkpoint.snapshot_range is None else checkpoint.snapshot_range
+    )
     return {
         f"{name}_counter": None if checkpoint is None else checkpoint.position,
-        f"{name}_lower": window.lower,
-        f"{name}_upper": window.upper,
-        f"{name}_position": window.position,
+        f"{name}_lower": snapshot_range.lower,
+        f"{name}_upper": snapshot_range.upper,
+        f"{name}_position": snapshot_range.position,
     }
 
 
 def partition_parameters(pairs: Mapping[int, Checkpoint]) -> dict[str, list[Any]]:
     """Spread the checkpoints of several partitions, of either cursor, over lists of the same order."""
-    windows_of = [pair.window or SnapshotRange() for pair in pairs.values()]
+    ranges = [pair.snapshot_range or SnapshotRange() for pair in pairs.values()]
     return {
         "partitions": list(pairs),
         "transaction_ids": [str(pair.transaction_id) for pair in pairs.values()],
         "counters": [pair.position for pair in pairs.values()],
-        "lowers": [window.lower for window in windows_of],
-        "uppers": [window.upper for window in windows_of],
-        "positions": [window.position for window in windows_of],
+        "lowers": [snapshot_range.lower for snapshot_range in ranges],
+        "uppers": [snapshot_range.upper for snapshot_range in ranges],
+        "positions": [snapshot_range.position for snapshot_range in ranges],
     }
 
 

@@ -1,16 +1,16 @@
 -- name: fetch_checkpoint
 -- The stored pair.
 SELECT last_processed_transaction_id::text AS t, last_processed_position, stored_at,
-       cursor_kind, lower_snapshot::text, upper_snapshot::text, window_position
+       cursor_kind, lower_snapshot::text, upper_snapshot::text, range_position
 FROM {schema}.processor_checkpoints
 WHERE processor_id = %(processor_id)s AND partition = %(partition)s
 
 -- name: fetch_last_move
 -- By such an act messages are asked for again, or the places of all of them changed.
 SELECT coalesce(max(a.id), 0)
-FROM {schema}.recorded_acts AS a
+FROM {schema}.audit_log AS a
 WHERE a.processor_id = %(processor_id)s AND (a.partition = %(partition)s OR a.partition IS NULL)
-  AND a.act IN ('Rewind', 'Accept', 'Rebase', 'ChangePartitions')
+  AND a.action IN ('Rewind', 'Accept', 'Rebase', 'ChangePartitions')
 
 -- name: fetch_first_position
 -- The first message, in reading order, whose position is at least the one asked for.

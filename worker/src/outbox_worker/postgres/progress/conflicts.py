@@ -77,7 +77,7 @@ def summary(connection: Connection, key: ProcessorKey) -> ConflictSummary:
     """Read the conflicts of the processor, over all pods, partitions and restarts."""
     parameters = {"processor_id": key.processor_id}
     counts = fetch_rows(connection, in_schema("count_conflicts", key.schema), parameters)
-    strangers = call(connection, key.schema, "stranger_refusals", processor_id=key.processor_id)
+    unowned_calls = call(connection, key.schema, "unowned_calls", processor_id=key.processor_id)
     rows = fetch_dicts(connection, in_schema("fetch_conflicts", key.schema), parameters)
     waiting = [row for row in rows if row["needs_person"] and row["resolved_at"] is None]
     return ConflictSummary(
@@ -85,7 +85,7 @@ def summary(connection: Connection, key: ProcessorKey) -> ConflictSummary:
         by_code={str(code): count for code, count in counts},
         last=_conflict(rows[-1]) if rows else None,
         open=_conflict(waiting[-1]) if waiting else None,
-        strangers=strangers,
+        unowned_calls=unowned_calls,
     )
 
 
@@ -123,16 +123,16 @@ def resolve(connection: Connection, schema: str, resolution: Resolution) -> Reso
 
 def rewind(connection: Connection, key: ProcessorKey, pair: Checkpoint, *, reason: str, decided_by: str) -> bool:
     """Put the checkpoint where a person says, back or forward, and record it. False: an owner is live."""
-    window = pair.window
-    if window is None:
+    snapshot_range = pair.snapshot_range
+    if snapshot_range is None:
         answer = call(
             connection, key.schema, "rewind_processor_checkpoint", **key.names, transaction_id=str(pair.transaction_id),
             position=pair.position, reason=reason, decided_by=decided_by,
         )  # fmt: skip
     else:
         answer = call(
-            connection, key.schema, "rewind_processor_window", **key.names, lower=window.lower, upper=window.upper,
-            position=window.position, reason=reason, decided_by=decided_by,
+            connection, key.schema, "rewind_processor_range", **key.names, lower=snapshot_range.lower,
+            upper=snapshot_range.upper, position=snapshot_range.position, reason=reason, decided_by=decided_by,
         )  # fmt: skip
     return bool(answer == StoreAnswer.STORED)
 

@@ -36,7 +36,7 @@ def open_numbers(
         ConfigurationError: `CursorDiffers`: the checkpoint is a snapshot range.
 
     """
-    if stored.window is not None:
+    if stored.snapshot_range is not None:
         raise ConfigurationError(
             f"the checkpoint of processor {key.processor_id!r} is of cursor Snapshot, and its target numbers messages "
             "in the order of cursor TransactionOrder: use another processorId with source.cursor: TransactionOrder and "

@@ -78,10 +78,10 @@ def find_superseding(connection: Connection, key: ProcessorKey) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Where a processor stands, by partition; `words` differ if anything of it does (`standing_of`)."""
+    """Where a processor stands, by partition; `text` differs if anything of it does (`coverage_of`)."""
 
     pairs: Mapping[int, Checkpoint]
-    words: str
+    text: str
 
     @property
     def places(self) -> list[Checkpoint]:
@@ -168,8 +168,8 @@ def advance_partitions(
     `coverage` is where they stood when that began. False: one of them stored something since.
     """
     advanced = call(
-        connection, key.schema, "advance_lanes", **key.names, epoch=epoch, owner_token=token,
-        standing=None if coverage is None else coverage.words, **partition_parameters(goals),
+        connection, key.schema, "advance_partitions", **key.names, epoch=epoch, owner_token=token,
+        coverage=None if coverage is None else coverage.text, **partition_parameters(goals),
     )  # fmt: skip
     return advanced is True
 
@@ -187,7 +187,7 @@ def supersede(
     """Let `of` never store again, in the open transaction of the swap."""
     answer = call(
         connection, key.schema, "supersede_processor", processor_id=of, by=key.processor_id, partition=key.partition,
-        epoch=epoch, owner_token=token, standing=coverage.words, decided_by=decided_by,
+        epoch=epoch, owner_token=token, coverage=coverage.text, decided_by=decided_by,
     )  # fmt: skip
     return SupersedeAnswer(answer)
 

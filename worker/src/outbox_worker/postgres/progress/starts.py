@@ -1,8 +1,8 @@
 """Starting where another processor stands: its checkpoint, copied once, when the new one is first owned.
 
-Where the cursors differ it is turned into one of the other kind. A pair is a window, exactly. Of a window only its
-lower end is a pair: messages above it come that were examined already, those whose transactions began after another
-one's that the range leaves.
+Where the cursors differ it is turned into one of the other kind. A pair is a snapshot range, exactly. Of a range only
+its lower end is a pair: messages above it come that were examined already, those whose transactions began after
+another one's that the range leaves.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.progress.checkpoint import MAX_POSITION, Checkpoint
-from outbox_core.progress.coverage import as_window, find_common
+from outbox_core.progress.coverage import as_snapshot_range, find_common
 from outbox_core.report import Reason
 from outbox_core.spec import DEFAULT_CURSOR, Cursor
 from outbox_worker.postgres import remote_target
@@ -50,7 +50,7 @@ class OtherStart:
     def start(self) -> Checkpoint:
         """Where one that starts here begins: before it lies nothing that is not examined by all."""
         pairs = list(self.pairs.values())
-        return min(pairs) if pairs[0].window is None else Checkpoint(0, 1, find_common(pairs))
+        return min(pairs) if pairs[0].snapshot_range is None else Checkpoint(0, 1, find_common(pairs))
 
     def partitioned_like(self, count: int, by: str) -> bool:
         """The same keys are in the same partitions."""
@@ -92,7 +92,7 @@ def find_other(
         )
     if (source.cursor or DEFAULT_CURSOR) is Cursor.SNAPSHOT:
         check_position_index(source_connection, source)
-        pairs = {partition: Checkpoint(0, 1, as_window(each)) for partition, each in found.pairs.items()}
+        pairs = {partition: Checkpoint(0, 1, as_snapshot_range(each)) for partition, each in found.pairs.items()}
     else:
         pairs = {partition: _as_pair(source_connection, source, each) for partition, each in found.pairs.items()}
     return OtherStart(pairs, found.count, found.by)
@@ -100,10 +100,10 @@ def find_other(
 
 def _as_pair(source_connection: Connection, source: Source, checkpoint: Checkpoint) -> Checkpoint:
     """Return the pair up to which all is examined: below the first message that is not, and all that is in flight."""
-    if checkpoint.window is None:
+    if checkpoint.snapshot_range is None:
         return checkpoint
     scan = RangeScan.whole(source)
-    statement = load("fetch_lowest_unexamined").format(rows=scan.first_unexamined(checkpoint.window))
+    statement = load("fetch_lowest_unexamined").format(rows=scan.first_unexamined(checkpoint.snapshot_range))
     high_water_mark, transaction_id, position = fetch_one(source_connection, statement)
     settled = Checkpoint(int(high_water_mark) - 1, MAX_POSITION)
     return settled if transaction_id is None else min(settled, Checkpoint(int(transaction_id), position - 1))
@@ -139,9 +139,9 @@ def spread(
 ) -> bool:
     """Give each partition the start that is its own, in the transaction that divided the processor."""
     of = partition_parameters(pairs)
-    if any(pair.window is not None for pair in pairs.values()):
+    if any(pair.snapshot_range is not None for pair in pairs.values()):
         spread = call(
-            connection, key.schema, "spread_windows", **key.names, partitions=of["partitions"], lowers=of["lowers"],
+            connection, key.schema, "spread_ranges", **key.names, partitions=of["partitions"], lowers=of["lowers"],
             uppers=of["uppers"], positions=of["positions"], epoch=epoch, owner_token=token,
         )  # fmt: skip
     else:

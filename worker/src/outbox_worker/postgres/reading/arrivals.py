@@ -166,7 +166,7 @@ class PartitionArrivals:
         """
         # Where messages come, to look for the newest one would be for nothing.
         self._before = self._shared.latest
-        if self._place != (after, after.window):
+        if self._place != (after, after.snapshot_range):
             return None
         self._before = seen = self._shared.look(connect())
         if self._vain is None:
@@ -183,9 +183,9 @@ class PartitionArrivals:
         self._place = self._vain = self._known = None
         if batch.matched_count or batch.full:
             return
-        window, before = batch.examined.window, self._before
-        self._place, self._vain = (batch.examined, window), before
-        if before is not None and window is not None and window.end is not None:
-            self._vain = replace(before, bound=min(before.bound, parse_snapshot(window.end).xmin))
+        snapshot_range, before = batch.examined.snapshot_range, self._before
+        self._place, self._vain = (batch.examined, snapshot_range), before
+        if before is not None and snapshot_range is not None and snapshot_range.end is not None:
+            self._vain = replace(before, bound=min(before.bound, parse_snapshot(snapshot_range.end).xmin))
         # What a range that was opened before that look did not see may have come before it too.
         self._known = before if self._vain == before else None

@@ -142,7 +142,7 @@ class DispatchReader:
         return Examined(Checkpoint(int(row[0]), row[1]), row[2], row[3], row[4], tuple(row[5] or ()), row[6])
 
     def copies(self, wanted: ReadRange, upto: Checkpoint, positions: tuple[int, ...]) -> sql.Composable:
-        """Return the array of the range's messages at these positions, for `cut_batch` to keep."""
+        """Return the array of the range's messages at these positions, for `claim_next` to keep."""
         if not positions:
             return sql.SQL("'{{}}'::{}[]").format(sql.Identifier(self._schema, "competing_copies"))
         rows = self._rows("text", lambda table: table.selection(payload="text"), wanted._replace(up_to=upto))
@@ -168,7 +168,7 @@ class DispatchReader:
             return Page(build_messages(fetch_rows(connection, statement)), limit)
 
         def find(pairs: Sequence[Checkpoint]) -> tuple[sql.Composable, sql.Composable]:
-            listed = wanted._replace(window=None, listed=tuple(pairs), limit=None)
+            listed = wanted._replace(snapshot_range=None, listed=tuple(pairs), limit=None)
             rows = self._rows("stored", lambda table: table.stored_payload(copied=table is not self.table), listed)
             return rows, sql.SQL("transaction_id, position")
 
@@ -201,7 +201,7 @@ class DispatchReader:
         self, claimed: ClaimedBatch, ids: sql.Composable, positions: sql.Composable, *, near: bool
     ) -> sql.Composed | None:
         """Return the same SELECT of a range's messages with these pairs; None: they are listed, and may be copies."""
-        if claimed.window is None:
+        if claimed.snapshot_range is None:
             return None
         if near:
             return self.table.near(self.table.selection(payload="jsonb"), ids, positions)

@@ -114,18 +114,18 @@ class MessageReader:
         self._types, self.slots = scan.types, scan.slots
         """Hash slots of the partition."""
         barrier = None if part is None else part.barrier
-        window = None if barrier is None else barrier.window
-        self._barrier = barrier if window is None else None
-        self._windows = SnapshotReader(
-            scan, self._partition, end=None if window is None else window.lower, remote_target=remote_target,
-            fetch_rows=self._fetch_rows, small=self._small, look=look,
+        snapshot_range = None if barrier is None else barrier.snapshot_range
+        self._barrier = barrier if snapshot_range is None else None
+        self._ranges = SnapshotReader(
+            scan, self._partition, end=None if snapshot_range is None else snapshot_range.lower,
+            remote_target=remote_target, fetch_rows=self._fetch_rows, small=self._small, look=look,
         )  # fmt: skip
         # Where none is named, the checkpoint that lag is measured behind says which one it is.
         self._has_no_high_water_mark = source.cursor is Cursor.SNAPSHOT
 
     def forget(self) -> None:
         """Keep nothing of what the server said before: it recovered from a crash."""
-        self._windows.forget()
+        self._ranges.forget()
         self.forget_ahead()
 
     def read_ahead(self, after: Checkpoint, limit: int, run: str, *, durably: bool = False) -> None:
@@ -136,10 +136,10 @@ class MessageReader:
         if self._ahead is None or self._types is not None:
             return
         limit = self._bounded(limit)
-        if after.window is None:
+        if after.snapshot_range is None:
             statement: sql.Composed | None = self._messages(ReadRange(after, limit=limit))
         else:
-            statement = self._windows.next_page(after.window, limit)
+            statement = self._ranges.next_page(after.snapshot_range, limit)
         if statement is not None:
             self._ahead.send(self, self._schema, run, statement, durably=durably)
 
@@ -170,14 +170,14 @@ class MessageReader:
 
         def find(pairs: Sequence[Checkpoint]) -> tuple[sql.Composable, sql.Composable]:
             rows = self._table.picked(self._table.stored_payload(), *pair_literals(pairs), self._scan.published)
-            return rows, sql.SQL("position" if after.window is not None else "transaction_id, position")
+            return rows, sql.SQL("position" if after.snapshot_range is not None else "transaction_id, position")
 
         return self._payloads.read(connection, limit, lambda most: self.fetch_outline(connection, after, most), find)
 
     def fetch_outline(self, connection: Connection, after: Checkpoint, limit: int) -> Batch:
         """Return the same messages without their large payloads: those are empty, where payloads are bounded."""
-        if after.window is not None:
-            return self._windows.fetch(connection, after, limit)
+        if after.snapshot_range is not None:
+            return self._ranges.fetch(connection, after, limit)
         if self._types is not None:
             reach = self.fetch_extent(connection, after, limit)
             if not reach.matched_count:
@@ -194,20 +194,20 @@ class MessageReader:
         return Batch.of(after, examined, messages, full=full, partition=self._partition)
 
     def fetch_range(self, connection: Connection, after: Checkpoint, up_to: Checkpoint, count: int) -> Batch:
-        """Return all messages in (after, up_to], with payloads as text; `up_to` must be settled, or end one window.
+        """Return all messages in (after, up_to], with payloads as text; `up_to` is settled, or ends a snapshot range.
 
         `count`: rows that the range has, or had, matching or not.
         """
-        if up_to.window is not None:
-            messages = self._windows.fetch_matching(connection, after, up_to)
+        if up_to.snapshot_range is not None:
+            messages = self._ranges.fetch_matching(connection, after, up_to)
         else:
             messages = self._fetch_messages(connection, ReadRange(after, up_to=up_to, most=count))
         return Batch.of(after, up_to, messages, full=True, partition=self._partition)
 
     def fetch_extent(self, connection: Connection, after: Checkpoint, limit: int) -> Batch:
         """Return how far such a batch reaches and how many messages it has, without the messages."""
-        if after.window is not None:
-            return self._windows.fetch_extent(connection, after, limit)
+        if after.snapshot_range is not None:
+            return self._ranges.fetch_extent(connection, after, limit)
         window = self._page(limit) if self._types is None else max(limit, WINDOW)
         wanted = ReadRange(after, limit=window, is_short=self._is_short)
 
@@ -246,8 +246,8 @@ class MessageReader:
 
         """
         name = f"keyed {key}"
-        if examined.window is not None:
-            return self._windows.relation(name, lambda: self._keyed(key), after, examined)
+        if examined.snapshot_range is not None:
+            return self._ranges.relation(name, lambda: self._keyed(key), after, examined)
         wanted = ReadRange(after, up_to=examined, most=count, is_short=self._is_short)
         return self._templates.fill(name, wanted, lambda: self._rows(self._keyed(key), wanted, only_matching=True))
 
@@ -259,8 +259,8 @@ class MessageReader:
         `examined` must come from a read (below the high-water mark): then every run of it sees the same rows. What that
         read says of them, `positions` and `count` (`Batch.examined_count`), makes them found faster.
         """
-        if examined.window is not None:
-            return self._windows.batch_relation(after, examined, positions)
+        if examined.snapshot_range is not None:
+            return self._ranges.batch_relation(after, examined, positions)
         wanted = ReadRange(after, up_to=examined, most=count, is_short=self._is_short)
         return self._templates.fill(
             "relation", wanted,
@@ -290,9 +290,9 @@ class MessageReader:
         At most `cap` rows are looked at, in an open snapshot range twice. Seconds are the age of the oldest such
         message by the column `scheduled`; 0 where the table has none.
         """
-        self._has_no_high_water_mark = after.window is not None
-        if after.window is not None:
-            rows = self._scan.unexamined(after.window, cap + 1)
+        self._has_no_high_water_mark = after.snapshot_range is not None
+        if after.snapshot_range is not None:
+            rows = self._scan.unexamined(after.snapshot_range, cap + 1)
         else:
             wanted = ReadRange(after, below_high_water_mark=False, limit=cap + 1)
             rows = Template(self._rows(self._scan.counted(self._table), wanted)).fill(wanted.numbers)

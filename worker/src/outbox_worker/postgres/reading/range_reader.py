@@ -166,7 +166,7 @@ class SnapshotReader:
         positions: str | None = None,
     ) -> sql.Composed:
         """Return the SELECT of other columns of the same messages, which have a name; `o` is the outbox."""
-        old, new = after.window or SnapshotRange(), examined.window or SnapshotRange()
+        old, new = after.snapshot_range or SnapshotRange(), examined.snapshot_range or SnapshotRange()
         upper = new.end
         if upper is None:
             return self._scan.nothing(columns())
@@ -181,24 +181,24 @@ class SnapshotReader:
 
     def _read(self, connection: Connection, after: Checkpoint, limit: int, *, with_messages: bool) -> Batch:
         """Read the next page: of the open range, or where that is read, of a new one up to now."""
-        window, self._saw_all = after.window or SnapshotRange(), False
+        snapshot_range, self._saw_all = after.snapshot_range or SnapshotRange(), False
         # Opened some time ago, or by another partition: what was committed since lies behind it, unread.
-        shared = self._find_range(connection, after, window.end)
-        for span in filter(None, (window if window.is_open else None, shared)):
+        shared = self._find_range(connection, after, snapshot_range.end)
+        for span in filter(None, (snapshot_range if snapshot_range.is_open else None, shared)):
             batch = self._page(connection, after, span, limit, with_messages=with_messages, is_newest=False)
             if batch.examined_count:
                 if span is shared:
-                    self._opened = (connection, after, window.end, span.upper)
+                    self._opened = (connection, after, snapshot_range.end, span.upper)
                 return batch
-        if with_messages and (news := self._look_for_news(connection, after, window.end, limit)) is not None:
+        if with_messages and (news := self._look_for_news(connection, after, snapshot_range.end, limit)) is not None:
             return news
-        upper = self._open(connection, after, window.end)
-        if upper == window.end:
+        upper = self._open(connection, after, snapshot_range.end)
+        if upper == snapshot_range.end:
             return self._empty(after, upper)
-        span = SnapshotRange(window.end, upper)
+        span = SnapshotRange(snapshot_range.end, upper)
         batch = self._page(connection, after, span, limit, with_messages=with_messages, is_newest=True)
         # A batch that fails is read again: the same range, so that looking for the message that fails gets nearer.
-        self._opened = (connection, after, window.end, upper) if batch.examined_count else None
+        self._opened = (connection, after, snapshot_range.end, upper) if batch.examined_count else None
         return batch
 
     def _look_for_news(self, connection: Connection, after: Checkpoint, end: str | None, limit: int) -> Batch | None:
@@ -251,7 +251,7 @@ class SnapshotReader:
     def _empty(self, after: Checkpoint, upper: str | None) -> Batch:
         """Nothing up to `upper`: go on from there, and say so if a range was closed by it."""
         self._in_vain += 1
-        was_open = after.window is not None and after.window.is_open
+        was_open = after.snapshot_range is not None and after.snapshot_range.is_open
         closed = Checkpoint(0, after.position + was_open, SnapshotRange(upper))
         return Batch(after, closed, (), 0, full=False, partition=self._partition, saw_all=self._saw_all)
 
@@ -284,11 +284,11 @@ class SnapshotReader:
         self._in_vain = 0
         whole = page.reached is None and not page.is_full
         if whole:
-            window, self._range_list = SnapshotRange(span.upper, plan=by), None
+            snapshot_range, self._range_list = SnapshotRange(span.upper, plan=by), None
         else:
             reached = page.position if page.reached is None else page.reached
-            window = SnapshotRange(span.lower, span.upper, reached, by)
-        examined = Checkpoint(0, after.position + max(1, page.examined), window)
+            snapshot_range = SnapshotRange(span.lower, span.upper, reached, by)
+        examined = Checkpoint(0, after.position + max(1, page.examined), snapshot_range)
         return Batch(
             after,
             examined,
@@ -338,20 +338,20 @@ class SnapshotReader:
 
         return self._templates.fill("listed page", walk, compose)
 
-    def next_page(self, window: SnapshotRange, limit: int) -> sql.Composed | None:
+    def next_page(self, snapshot_range: SnapshotRange, limit: int) -> sql.Composed | None:
         """Return the statement by which `fetch` reads the next messages of an open range, where none is filtered out.
 
         None: it looks along the positions before it.
         """
-        plan = _first_plan(window)
-        found = self._recall(None, window, limit)
+        plan = _first_plan(snapshot_range)
+        found = self._recall(None, snapshot_range, limit)
         if found is None:
             if self._shared is None or plan is not Plan.BY_POSITION:
-                return self._page_statement("fetch_page", window, plan, limit)
-            found = self._shared.recall(window, limit)
+                return self._page_statement("fetch_page", snapshot_range, plan, limit)
+            found = self._shared.recall(snapshot_range, limit)
         if found is None or len(found.positions) < limit:
             return None
-        return self._listed_page(window, array_text(found.positions))
+        return self._listed_page(snapshot_range, array_text(found.positions))
 
     def _find(
         self, connection: Connection, span: SnapshotRange, size: int, look: Callable[[Plan], _Page]

@@ -222,20 +222,17 @@ class RangeScan:
         wanted = sql.SQL("unnest({}::text[]) AS wanted (id)").format(sql.Literal(names))
         return [wanted], [sql.SQL("{} = wanted.id").format(column)], self.table.pair
 
-    def first_unexamined(self, window: SnapshotRange) -> sql.Composed:
+    def first_unexamined(self, snapshot_range: SnapshotRange) -> sql.Composed:
         """Return the SELECT of the lowest pair of a committed message that is not examined; of all partitions."""
-        lower, _ = window.snapshots
+        (lower, _), position = snapshot_range.snapshots, sql.Literal(snapshot_range.position)
         low = min(lower.in_progress, default=lower.xmax)
         transaction_id = self.table.transaction_id
         conditions: list[sql.Composable] = [sql.SQL("true")]
-        if window.lower is not None:
-            conditions = [sql.SQL("NOT {}").format(_sees(sql.Literal(window.lower), transaction_id))]
-        if window.upper is not None:
-            conditions.append(
-                sql.SQL("NOT ({} AND {} <= {})").format(
-                    _sees(sql.Literal(window.upper), transaction_id), self.table.position, sql.Literal(window.position)
-                )
-            )
+        if snapshot_range.lower is not None:
+            conditions = [sql.SQL("NOT {}").format(_sees(sql.Literal(snapshot_range.lower), transaction_id))]
+        if snapshot_range.upper is not None:
+            sees = _sees(sql.Literal(snapshot_range.upper), transaction_id)
+            conditions.append(sql.SQL("NOT ({} AND {} <= {})").format(sees, self.table.position, position))
         conditions += self.published
         return sql.SQL(
             "SELECT {t} AS transaction_id, {p} AS position FROM {table} AS o WHERE {t} >= {low}::xid8 AND {rest} "
@@ -250,14 +247,14 @@ class RangeScan:
 
         With places for the numbers of `wanted`.
         """
-        limit = wanted.limit_place
+        limit, is_listed = wanted.limit_place, wanted.snapshot_range is None
         arms = [
             sql.SQL("SELECT {} FROM {} AS o WHERE {} ORDER BY {} {}").format(
                 columns(table), table.identifier,
                 sql.SQL(" AND ").join([*conditions, *self._common(table, wanted, only_matching=only_matching)]),
                 table.pair, _limit(limit),
             )
-            for table, conditions in (self._listed(wanted) if wanted.window is None else self._between(wanted.numbers))
+            for table, conditions in (self._listed(wanted) if is_listed else self._between(wanted.numbers))
         ]  # fmt: skip
         return arms[0] if len(arms) == 1 else _unite(arms, limit)
 
@@ -333,25 +330,25 @@ class RangeScan:
             p=self.table.position, table=self.table.identifier, after=_BEHIND, skip=sql.Literal(count - 1)
         )
 
-    def unexamined(self, window: SnapshotRange, limit: int) -> sql.Composed:
+    def unexamined(self, snapshot_range: SnapshotRange, limit: int) -> sql.Composed:
         """Return the SELECT of what is committed and not examined yet, with `matches` and `scheduled`; bounded.
 
         Inside a range rows of all partitions and publications are passed, and those of others do not match.
         """
         most = sql.Literal(limit)
-        if window.upper is None or window.position is None:
-            later = self._late_or_fresh(self.counted(self.table), Lookup(window.lower, None), limit=most)
+        if snapshot_range.upper is None or snapshot_range.position is None:
+            later = self._late_or_fresh(self.counted(self.table), Lookup(snapshot_range.lower, None), limit=most)
             return sql.SQL("SELECT l.* FROM ({}) AS l LIMIT {}").format(later, most)
         # Behind the position all that the lower snapshot did not see; before it what the upper one does not.
         everyone = replace(self, slot=None, publications=())
         own = sql.SQL(" AND ").join([self.table.matches(self.types), *self._of_partition, *self.published])
-        walk = Walk(window.lower, None, window.position)
+        walk = Walk(snapshot_range.lower, None, snapshot_range.position)
         inside = Template(everyone.walk(self.counted(self.table, own), walk, ahead=limit)).fill(walk.numbers)
         # Cut off before those behind the position are left out: of them there are as many inside.
-        later = everyone._late_or_fresh(self.counted(self.table, own), Lookup(window.upper, None), limit=most)  # noqa: SLF001 - its own
+        later = everyone._late_or_fresh(self.counted(self.table, own), Lookup(snapshot_range.upper, None), limit=most)  # noqa: SLF001 - its own
         return sql.SQL(
             "SELECT l.* FROM (({}) UNION ALL (SELECT n.* FROM ({}) AS n WHERE n.position <= {})) AS l LIMIT {}"
-        ).format(inside, later, sql.Literal(window.position), most)
+        ).format(inside, later, sql.Literal(snapshot_range.position), most)
 
     def walk(
         self, columns: sql.Composable, wanted: Walk, *, ahead: int | None = None, only_matching: bool = False

@@ -40,7 +40,7 @@ class ReadRange(NamedTuple):
         most: it has at most so many messages, which is known before it is read, and the planner cannot tell: see
             `OutboxTable.between_ids`.
         below_high_water_mark: without `up_to`: none of a transaction that may still be open.
-        window: only those of a snapshot range.
+        snapshot_range: only those of a snapshot range.
         listed: only those at these pairs.
         excluded: positions that are left out.
         priority: of a queue's messages.
@@ -53,7 +53,7 @@ class ReadRange(NamedTuple):
     limit: int | None = None
     most: int | None = None
     below_high_water_mark: bool = True
-    window: SnapshotRange | None = None
+    snapshot_range: SnapshotRange | None = None
     listed: tuple[Checkpoint, ...] = ()
     excluded: tuple[int, ...] = ()
     priority: int = 0
@@ -63,7 +63,7 @@ class ReadRange(NamedTuple):
     def of(cls, claimed: ClaimedBatch, upto: Checkpoint | None = None, limit: int | None = None) -> ReadRange:
         """What is left of a claimed batch, or the beginning of that."""
         return cls(
-            claimed.after, upto or claimed.upto, limit, window=claimed.window,
+            claimed.after, upto or claimed.upto, limit, snapshot_range=claimed.snapshot_range,
             listed=tuple(pair for pair, _ in claimed.listed), excluded=claimed.excluded, priority=claimed.priority,
         )  # fmt: skip
 
@@ -106,11 +106,11 @@ class ReadRange(NamedTuple):
         if self.listed:
             found["listed_ids"] = array_text([pair.transaction_id for pair in self.listed])
             found["listed_positions"] = array_text([pair.position for pair in self.listed])
-        return found if self.window is None else found | self._find_ends(self.window)
+        return found if self.snapshot_range is None else found | self._find_ends(self.snapshot_range)
 
-    def _find_ends(self, window: SnapshotRange) -> dict[str, int | str]:
+    def _find_ends(self, snapshot_range: SnapshotRange) -> dict[str, int | str]:
         """Say what was in progress for the lower snapshot and is over, and where what began later begins and ends."""
-        lower, upper = window.snapshots
+        lower, upper = snapshot_range.snapshots
         start = start_of(lower, self.after)
         found: dict[str, int | str] = {
             "start_id": start.transaction_id, "start_position": start.position, "end_id": upper.xmax

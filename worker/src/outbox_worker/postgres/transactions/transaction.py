@@ -273,11 +273,11 @@ class TransactionRunner:
         None: it is not asked. Transactions were in progress then, messages of the snapshot range are left, or a look is
         due anyhow.
         """
-        window = request.new.window
+        snapshot_range = request.new.snapshot_range
         asks = self._can_rest and self._wal is not None and self._wal.is_working
-        if not asks or window is None or window.is_open or window.snapshots[0].in_progress:
+        if not asks or snapshot_range is None or snapshot_range.is_open or snapshot_range.snapshots[0].in_progress:
             return None
-        return window.snapshots[0].xmax + 1
+        return snapshot_range.snapshots[0].xmax + 1
 
     def _check_committed(self, cursor: psycopg.Cursor[Any], next_id: int | None = None) -> bool:
         """Tell who waits for the log that this commit is ours; say whether a look for messages would be in vain."""

@@ -1,4 +1,4 @@
-"""A process's word in the database is for people: where it cannot be said, leases are renewed all the same."""
+"""A process's status in the database is for users: where it cannot be stored, leases are renewed all the same."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from outbox_worker.postgres.ownership import words
+from outbox_worker.postgres.ownership import process_statuses
 from tests.support.nightly import by_day
 from tests.support.servers.postgres import wait_until
 from tests.support.worker import SQL_TARGET, build_config
@@ -28,20 +28,20 @@ def look_at(connection):
 
 
 def is_fresh(connection):
-    return any(each.is_fresh for each in words.list_words(connection, "outbox"))
+    return any(each.is_fresh for each in process_statuses.list_statuses(connection, "outbox"))
 
 
 @pytest.fixture
 def silence(database):
-    """Make saying a word impossible; what is returned makes it possible again."""
+    """Make storing a status impossible; what is returned makes it possible again."""
     other = database.direct()
 
     def silence(how):
         if how == "missing":
-            other.execute("ALTER TABLE outbox.processor_words RENAME TO away")
-            return lambda: other.execute("ALTER TABLE outbox.away RENAME TO processor_words")
+            other.execute("ALTER TABLE outbox.process_statuses RENAME TO away")
+            return lambda: other.execute("ALTER TABLE outbox.away RENAME TO process_statuses")
         # No stronger: it would hold the high-water mark, too.
-        other.execute("BEGIN; LOCK TABLE outbox.processor_words IN EXCLUSIVE MODE")
+        other.execute("BEGIN; LOCK TABLE outbox.process_statuses IN EXCLUSIVE MODE")
         return lambda: other.execute("COMMIT")
 
     return silence
@@ -51,7 +51,7 @@ CASES = [pytest.param(how, mode, id=f"{how}-{mode}") for how in ("missing", "loc
 
 
 @pytest.mark.parametrize(("how", "mode"), by_day(CASES, "missing-Ordered", "locked-Partitioned", "locked-Competing"))
-def test_where_it_cannot_be_said_nothing_else_fails(outbox, workers, silence, how, mode):
+def test_where_it_cannot_be_stored_nothing_else_fails(outbox, workers, silence, how, mode):
     delivery, source = MODES[mode]
     ids = outbox.produce(5)
     worker = workers.start(

@@ -58,7 +58,7 @@ def test_back_to_a_position(cli, database, places):
     assert (done["done"], done["from"], done["to"]) == (True, "0:5", "0:6")
     assert waiting(database) == [places[1], places[2], places[4], places[3], places[5]]
     (act,) = cli.json("audit", "orders")
-    assert act["reason"].startswith("rewind: invoices were wrong (window nothing .. ")
+    assert act["reason"].startswith("rewind: invoices were wrong (snapshot range nothing .. ")
 
 
 @pytest.mark.parametrize("to", [("--to-position", 1), ("--to-beginning", 0)], ids=["position", "beginning"])
@@ -94,8 +94,8 @@ def test_forward_to_a_position_passes_over_what_lies_below(cli, database, places
 def test_forward_to_a_position_that_was_passed_passes_over_nothing(cli, database, places):
     connection = database.direct()
     stored = stored_pair(connection, KEY)
-    assert stored.window is not None
-    inside = Checkpoint(0, 6, SnapshotRange(stored.window.lower, fetch_snapshot(connection), places[5]))
+    assert stored.snapshot_range is not None
+    inside = Checkpoint(0, 6, SnapshotRange(stored.snapshot_range.lower, fetch_snapshot(connection), places[5]))
     checkpoints.store(connection, KEY, new=inside, expected=stored, epoch=None, token=None)
     later = database.direct()
     later.execute(
@@ -125,7 +125,7 @@ def test_a_pair_means_nothing_here(cli, places):
     assert "cursor is Snapshot" in done.stderr
 
 
-def test_lag_and_status_count_windows(cli, places):
+def test_lag_and_status_count_ranges(cli, places):
     (lag,) = cli.json("lag", "orders")
     assert (lag["checkpoint"], lag["messages"]) == ("0:5", 2)
     assert len(places) == 6

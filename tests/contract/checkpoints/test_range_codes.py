@@ -1,4 +1,4 @@
-"""The checkpoint contract for the cursor Snapshot: a counter in place of the pair, and the window compared with it."""
+"""The checkpoint contract for the cursor Snapshot: a counter in place of the pair; the snapshot range is compared too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ A_FURTHER = ("10:20:12,15", "18:30:18", 9)
 B = ("18:30:18", None, None)
 OTHER = ("10:20:12,16", None, None)
 
-STORE = """SELECT outbox.store_processor_window('orders', 0, %s::bigint, %s::text::pg_snapshot, %s::text::pg_snapshot,
+STORE = """SELECT outbox.store_processor_range('orders', 0, %s::bigint, %s::text::pg_snapshot, %s::text::pg_snapshot,
     %s::bigint, %s::bigint, %s::text::pg_snapshot, %s::text::pg_snapshot, %s::bigint, %s::bigint, %s::uuid)"""
 
 
@@ -30,21 +30,23 @@ def store(connection, new, expected=NOTHING, owner=(None, None)):
 
 def stored(connection):
     return connection.execute(
-        "SELECT last_processed_position, lower_snapshot::text, upper_snapshot::text, window_position "
+        "SELECT last_processed_position, lower_snapshot::text, upper_snapshot::text, range_position "
         "FROM outbox.processor_checkpoints WHERE last_processed_transaction_id = '0' AND cursor_kind = 'Snapshot'"
     ).fetchone()
 
 
 STEPS = [
     pytest.param((5, *A), (5, *A), (3, *A), IGNORED, id="step 3: it is there already"),
-    pytest.param((5, *A_OPEN), (5, *A), (3, *A), AHEAD, id="step 3: the same counter with another window is 2"),
-    pytest.param((5, *A), (5, *OTHER), NOTHING, AHEAD, id="step 3: another list in progress is another window"),
+    pytest.param((5, *A_OPEN), (5, *A), (3, *A), AHEAD, id="step 3: the same counter with another snapshot range is 2"),
+    pytest.param((5, *A), (5, *OTHER), NOTHING, AHEAD, id="step 3: another list in progress is another snapshot range"),
     pytest.param(None, (1, None, None, None), NOTHING, STORED, id="step 4: no row, nothing expected"),
     pytest.param(None, (5, *B), (3, *A), OLDER, id="step 5: no row, something expected"),
     pytest.param((3, *A), (5, *A_OPEN), (3, *A), STORED, id="step 6: the first page"),
     pytest.param((3, *A_OPEN), (5, *A_FURTHER), (3, *A_OPEN), STORED, id="step 6: the next page"),
-    pytest.param((3, *A_FURTHER), (4, *B), (3, *A_FURTHER), STORED, id="step 6: the window is read"),
-    pytest.param((3, *A_FURTHER), (4, *B), (3, *A_OPEN), AHEAD, id="step 7: the expected counter, another window"),
+    pytest.param((3, *A_FURTHER), (4, *B), (3, *A_FURTHER), STORED, id="step 6: the snapshot range is read"),
+    pytest.param(
+        (3, *A_FURTHER), (4, *B), (3, *A_OPEN), AHEAD, id="step 7: the expected counter, another snapshot range"
+    ),
     pytest.param((4, *A), (5, *B), (3, *A), AHEAD, id="step 7: the row is further"),
     pytest.param((4, *A), (5, *B), NOTHING, AHEAD, id="step 7: a row where none was expected"),
     pytest.param((2, *A), (5, *B), (3, *A), OLDER, id="step 8: the row is older"),
@@ -78,10 +80,10 @@ def test_step_2_not_the_owner(each_database, owner):
         pytest.param((None, *A), NOTHING, id="no counter"),
         pytest.param((1, "10:20:", "10:30:", None), NOTHING, id="no position inside"),
         pytest.param((1, "10:20:", None, 5), NOTHING, id="no upper snapshot"),
-        pytest.param((2, *A), (None, *A), id="a window is expected, but no counter"),
+        pytest.param((2, *A), (None, *A), id="a snapshot range is expected, but no counter"),
         pytest.param((2, *A), (2, *A), id="the counter stands"),
         pytest.param((0, *A), NOTHING, id="counters begin with 1"),
-        pytest.param((3, *A), (2, *B), id="the window moves back"),
+        pytest.param((3, *A), (2, *B), id="the snapshot range moves back"),
         pytest.param((3, None, None, None), (2, *A), id="back to nothing"),
     ],
 )
@@ -107,7 +109,7 @@ def test_of_two_callers_at_once_exactly_one_gets_1(each_database):
 def test_kinds_do_not_mix(each_database):
     connection = each_database.connect()
     put(connection, (10, 1))
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="a window means nothing to it"):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="a snapshot range means nothing to it"):
         store(connection, (2, *A), (1, *A))
     connection.execute("DELETE FROM outbox.processor_checkpoints")
     assert store(connection, (1, *A)) == STORED
@@ -126,9 +128,9 @@ def rewind(connection, pair):
 @pytest.mark.parametrize(
     ("row", "position", "after"),
     [
-        pytest.param((4, *B), 3, (5, None, B[0], 2), id="between two windows"),
-        pytest.param((4, *A_FURTHER), 9, (5, None, A_FURTHER[1], 8), id="inside a window"),
-        pytest.param((4, *A_FURTHER), 12, (5, None, A_FURTHER[0], 11), id="above it: the window is read again"),
+        pytest.param((4, *B), 3, (5, None, B[0], 2), id="between two snapshot ranges"),
+        pytest.param((4, *A_FURTHER), 9, (5, None, A_FURTHER[1], 8), id="inside a snapshot range"),
+        pytest.param((4, *A_FURTHER), 12, (5, None, A_FURTHER[0], 11), id="above it: the snapshot range is read again"),
         pytest.param((4, None, None, None), 12, (5, None, None, None), id="before everything"),
     ],
 )
@@ -138,9 +140,9 @@ def test_a_rewind_to_a_position_passes_over_nothing(each_database, row, position
 
     assert rewind(connection, ("0", position)) == 1
     assert stored(connection) == after
-    act = connection.execute("SELECT to_position, reason FROM outbox.recorded_acts").fetchone()
+    act = connection.execute("SELECT to_position, reason FROM outbox.audit_log").fetchone()
     assert act[0] == 5
-    assert "test (window nothing" in act[1]
+    assert "test (snapshot range nothing" in act[1]
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="name 0:POSITION"):
         rewind(connection, ("17", position))
 

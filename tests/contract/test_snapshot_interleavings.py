@@ -177,7 +177,7 @@ def test_filters_let_through_what_they_shall(world, history, limits, typed):
     assert handled == {key: names for key, names in wanted.items() if names}
 
 
-def test_the_last_page_of_an_older_window_says_that_more_may_be_there(world):
+def test_the_last_page_of_an_older_range_says_that_more_may_be_there(world):
     start, reader = world.reset(), SnapshotReader(RangeScan(TABLE))
     world.insert(0, 0, 3)
     world.end(0, commit=True)
@@ -220,7 +220,7 @@ def test_what_others_delete_or_commit_between_two_statements_moves_no_page(world
             deleting.execute(
                 "DELETE FROM outbox.messages WHERE publication_id = 'us' AND position <= "
                 "(SELECT min(position) + 14 FROM outbox.messages WHERE transaction_id >= %s::text::xid8)",
-                (start.window.end.split(":")[0],),
+                (start.snapshot_range.end.split(":")[0],),
             )
         else:
             world.end(1, commit=True)
@@ -247,9 +247,9 @@ class Forgetful(SnapshotReader):
 
     @override
     def fetch(self, connection, after, limit):
-        window = after.window
-        if window.is_open:
-            now = SnapshotRange(window.lower, fetch_snapshot(connection), window.position)
+        snapshot_range = after.snapshot_range
+        if snapshot_range.is_open:
+            now = SnapshotRange(snapshot_range.lower, fetch_snapshot(connection), snapshot_range.position)
             after = Checkpoint(0, after.position, now)
         return super().fetch(connection, after, limit)
 

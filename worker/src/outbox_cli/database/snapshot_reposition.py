@@ -1,4 +1,4 @@
-"""`rewind` and `skip-to` where the cursor is Snapshot: a place is a position, and what it means a window.
+"""`rewind` and `skip-to` where the cursor is Snapshot: a place is a position, and what it means a snapshot range.
 
 Back: every message from that position on is handled again, and none that was not handled is passed over. Forward: what
 is committed now and lies below the position is passed over; what commits later is handled, at every position.
@@ -39,25 +39,25 @@ def plan_move(
     back = direction is Direction.BACK
     if not back and view.open_conflict is not None:
         raise RefusedError(f"conflict {view.open_conflict} is open: accept it or rewind first, then skip")
-    if known is None or (known.window is None and view.pair is not None):
+    if known is None or (known.snapshot_range is None and view.pair is not None):
         raise RefusedError(f"the checkpoint of {view.processor_id} is no snapshot range")
     connection, source = sources.need(view.processor_id), sources.source_of(view.processor_id)
     scan = RangeScan.whole(source) if sources.has_remote_target(view.processor_id) else None
-    now = take_snapshot(connection, scan, None if known.window is None else known.window.end)
-    window = known.window or SnapshotRange(now)
+    now = take_snapshot(connection, scan, None if known.snapshot_range is None else known.snapshot_range.end)
+    snapshot_range = known.snapshot_range or SnapshotRange(now)
     position = _find_position(connection, context, source)
     if back:
-        target = SnapshotRange() if position is None else window.rewound(position)
+        target = SnapshotRange() if position is None else snapshot_range.rewound(position)
         first = (
             SnapshotRange()
-            if window.end is None
-            else SnapshotRange(None, window.end, target.position or LOWEST_POSITION)
+            if snapshot_range.end is None
+            else SnapshotRange(None, snapshot_range.end, target.position or LOWEST_POSITION)
         )
-        last = SnapshotRange(window.end, plan=Plan.BY_POSITION)
+        last = SnapshotRange(snapshot_range.end, plan=Plan.BY_POSITION)
     else:
-        target = SnapshotRange(now) if position is None else window.skipped(position, now)
-        reached = LOWEST_POSITION if window.position is None else window.position
-        first, last = SnapshotRange(window.lower, now, reached), target
+        target = SnapshotRange(now) if position is None else snapshot_range.skipped(position, now)
+        reached = LOWEST_POSITION if snapshot_range.position is None else snapshot_range.position
+        first, last = SnapshotRange(snapshot_range.lower, now, reached), target
     concerned = count(sources, context, view, Checkpoint(0, 1, first), Checkpoint(0, 2, last))
     ends = "the beginning" if back else "the end"
     place = ends if position is None else f"position {position}"

@@ -1,4 +1,4 @@
-"""What `outbox status` makes of the processes' last words. Pure."""
+"""What `outbox status` makes of the processes' last statuses. Pure."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
     from outbox_cli.console import Record
     from outbox_worker.postgres.admin.overview import ProcessorView
-    from outbox_worker.postgres.ownership.words import SaidWord
+    from outbox_worker.postgres.ownership.process_statuses import StoredStatus
 
 TROUBLED: Final = frozenset({"Stopped", "Retrying", "Unavailable", "Blocked"})
 """States of a process that are the processor's state too."""
 _ORDER: Final = {state.value: number for number, state in enumerate(TELLING)}
 
 
-def choose_word(view: ProcessorView, words: Iterable[SaidWord]) -> SaidWord | None:
-    """Return the word that says how the partition is; None: no process ever said anything.
+def choose_status(view: ProcessorView, statuses: Iterable[StoredStatus]) -> StoredStatus | None:
+    """Return the status that says how the partition is; None: no process ever said anything.
 
     That of the process that has the lease; without one, of the processes that live the one that most needs attention;
     else the latest of all.
     """
-    said = [each for each in words if (each.processor_id, each.partition) == (view.processor_id, view.partition)]
+    said = [each for each in statuses if (each.processor_id, each.partition) == (view.processor_id, view.partition)]
     if view.live and view.token is not None:
         return next((each for each in said if each.token == view.token), None)
     fresh = [each for each in said if each.is_fresh]
@@ -41,11 +41,11 @@ def name_of(view: ProcessorView) -> str:
     return view.processor_id if not view.partition else f"{view.processor_id} partition {view.partition}"
 
 
-def state_of(view: ProcessorView, word: SaidWord | None = None) -> str:
+def state_of(view: ProcessorView, status: StoredStatus | None = None) -> str:
     """One word for people: Blocked, Stopped, Retrying, Unavailable, Running, Vacated, Claimed or Free."""
     if view.open_conflict is not None:
         return "Blocked"
-    told = word.state if word is not None and word.is_fresh and word.state in TROUBLED else None
+    told = status.state if status is not None and status.is_fresh and status.state in TROUBLED else None
     if view.live:
         return told or "Running"
     if view.holder is None:
@@ -53,35 +53,35 @@ def state_of(view: ProcessorView, word: SaidWord | None = None) -> str:
     return told or ("Claimed" if view.vacated_at is None else "Vacated")
 
 
-def word_record(word: SaidWord | None) -> Record | None:
-    """Write a word for a program."""
-    if word is None:
+def process_record(status: StoredStatus | None) -> Record | None:
+    """Write a process's status for a program."""
+    if status is None:
         return None
-    return record_of(word, but=("processor_id", "partition", "token", "is_fresh")) | {"fresh": word.is_fresh}
+    return record_of(status, but=("processor_id", "partition", "token", "is_fresh")) | {"fresh": status.is_fresh}
 
 
-def format_reason(word: SaidWord | None) -> str | None:
+def format_reason(status: StoredStatus | None) -> str | None:
     """Write the reason for a table: an old one says how old it is."""
-    if word is None or word.is_fresh:
-        return None if word is None else word.reason
-    return f"{word.reason}, {'ended' if word.ended else 'silent'} {format_age(word.age_seconds)}"
+    if status is None or status.is_fresh:
+        return None if status is None else status.reason
+    return f"{status.reason}, {'ended' if status.ended else 'silent'} {format_age(status.age_seconds)}"
 
 
-def describe_word(view: ProcessorView, word: SaidWord | None) -> str | None:
+def describe_status(view: ProcessorView, status: StoredStatus | None) -> str | None:
     """Write a sentence where a person should read one; None: all goes on."""
-    if word is None:
+    if status is None:
         return None
     name = name_of(view)
-    message = f": {word.message}" if word.message else ""
-    if word.is_fresh:
-        return f"{name}: {word.state} ({word.reason}){message}" if word.state in TROUBLED else None
-    age = format_age(word.age_seconds)
-    state = "Running" if word.state == WorkerState.ACTIVE else word.state
-    if word.ended:
-        if word.state not in TROUBLED:
+    message = f": {status.message}" if status.message else ""
+    if status.is_fresh:
+        return f"{name}: {status.state} ({status.reason}){message}" if status.state in TROUBLED else None
+    age = format_age(status.age_seconds)
+    state = "Running" if status.state == WorkerState.ACTIVE else status.state
+    if status.ended:
+        if status.state not in TROUBLED:
             return None
-        return f"{name}: pod {word.pod} ended {age} ago; before that it was {state} ({word.reason}){message}"
+        return f"{name}: pod {status.pod} ended {age} ago; before that it was {state} ({status.reason}){message}"
     return (
-        f"{name}: nothing was heard of pod {word.pod} for {age}: it was killed, is frozen, or cannot reach this "
-        f"database; it last said {state} ({word.reason}){message}"
+        f"{name}: nothing was heard of pod {status.pod} for {age}: it was killed, is frozen, or cannot reach this "
+        f"database; it last said {state} ({status.reason}){message}"
     )
