@@ -1,4 +1,4 @@
-"""The checkpoint contract for the cursor Snapshot: a counter in place of the pair; the snapshot range is compared too."""
+"""The checkpoint contract for the cursor Snapshot: a counter in place of the pair; the range is compared too."""
 
 from __future__ import annotations
 

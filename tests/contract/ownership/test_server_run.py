@@ -107,7 +107,7 @@ def test_a_promoted_standby_has_another():
 
 
 def test_what_a_range_was_opened_with_is_forgotten_after_a_crash(database):
-    """A batch that is read again keeps its snapshot range. Under another run that range may name ids that come again."""
+    """A batch that is read again keeps its snapshot range. Under another run that range may name ids that return."""
     connection, reader = database.connect(), MessageReader(build_source(cursor="Snapshot"))
     store = "INSERT INTO outbox.messages (message_type, data) VALUES ('t', '{}')"
     start = Checkpoint(0, 1, SnapshotRange(fetch_snapshot(connection)))

@@ -168,7 +168,8 @@ def _apart(target: Target) -> Case:
 
 def _apart_snapshot(target: Target) -> Case:
     return Case(
-        f"apart-snapshot-{target}", "Ordered, apart", target, Order.COMMIT, source=_SNAPSHOT, ending=Ending.SNAPSHOT_RANGE,
+        f"apart-snapshot-{target}", "Ordered, apart", target, Order.COMMIT, source=_SNAPSHOT,
+        ending=Ending.SNAPSHOT_RANGE,
         apart=True,
     )  # fmt: skip
 

@@ -54,7 +54,7 @@ SELECT c.partition, count(*)
         OR pg_visible_in_snapshot(m.transaction_id, c.upper) AND m.position <= c.position) IS NOT TRUE
  GROUP BY c.partition
 """
-"""Of the cursor Snapshot: messages that no partition's snapshot range holds. Ranges are the source's, wherever they are."""
+"""Of the cursor Snapshot: messages that no partition's range holds. Ranges are the source's, wherever they are."""
 _IN_QUEUE: Final = """
 SELECT 0, count(*)
   FROM (SELECT 1 FROM outbox.competing_batches WHERE processor_id = %(case)s
