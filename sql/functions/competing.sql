@@ -71,14 +71,15 @@ CREATE OR REPLACE FUNCTION :"schema".claim_next(
     p_after_transaction_id xid8, p_after_position bigint, p_upto_transaction_id xid8, p_upto_position bigint,
     p_whole boolean, p_messages int, p_keys text[], p_delayed :"schema".competing_copies[],
     p_owner text, p_pod text, p_lease interval
-) RETURNS SETOF :"schema".competing_batches
+) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Hands out what was examined of a snapshot range, under the lock of lock_dispatch_positions(): the dispatch position moves on, and the batch
--- begins. Without messages only the dispatch position moves. p_whole: nothing is left of the range. p_delayed: what the batch leaves
--- out, because its time has not come: it is copied, and handed out when it has.
+-- Hands out what was examined of a snapshot range, under the lock of lock_dispatch_positions(): the dispatch position moves on, and
+-- the batch begins. Answers the batch's id; null: without messages only the dispatch position moves. p_whole: nothing is left of the
+-- range. p_delayed: what the batch leaves out, because its time has not come: it is copied, and handed out when it has.
 DECLARE
     v_queue text;
+    v_batch bigint;
 BEGIN
     SELECT p.queue INTO v_queue FROM competing_processors p WHERE p.processor_id = p_processor_id FOR UPDATE;
     IF p_dispatch_position IS DISTINCT FROM (
@@ -103,15 +104,16 @@ BEGIN
         SELECT d.processor_id, d.transaction_id, d.position, d.message_id, coalesce(d.deliver_after, clock_timestamp())
         FROM unnest(p_delayed) AS d;
     END IF;
-    RETURN QUERY
-        INSERT INTO competing_batches
+    IF p_messages > 0 THEN
+        INSERT INTO competing_batches AS b
             (id, processor_id, priority, owner, pod, expires_at, lower_snapshot, upper_snapshot, after_transaction_id,
              after_position, upto_transaction_id, upto_position, messages, excluded)
-        SELECT nextval('competing_batch_ids'), p_processor_id, p_priority, p_owner, p_pod, clock_timestamp() + p_lease, p_lower, p_upper,
-               p_after_transaction_id, p_after_position, p_upto_transaction_id, p_upto_position, p_messages,
-               (SELECT array_agg(d.position) FROM unnest(p_delayed) AS d)
-        WHERE p_messages > 0
-        RETURNING *;
+        VALUES (nextval('competing_batch_ids'), p_processor_id, p_priority, p_owner, p_pod, clock_timestamp() + p_lease, p_lower,
+                p_upper, p_after_transaction_id, p_after_position, p_upto_transaction_id, p_upto_position, p_messages,
+                (SELECT array_agg(d.position) FROM unnest(p_delayed) AS d))
+        RETURNING b.id INTO v_batch;
+    END IF;
+    RETURN v_batch;
 END
 $function$;
 

@@ -60,15 +60,15 @@ $function$;
 
 CREATE OR REPLACE FUNCTION :"schema".hold_messages(
     p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_rows :"schema".held_messages[],
-    p_verdicts jsonb
+    p_decisions jsonb
 ) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- In the transaction of the checkpoint that passes them: keep messages that are not handled now, in reading order. Those
--- with a verdict (t, p: the pair; attempts; class; error; wait in seconds, null: until a user says so; blocks) failed
+-- with a decision (t, p: the pair; attempts; class; error; wait in seconds, null: until a user says so; blocks) failed
 -- and become what its `action` says (Hold, DeadLetter, Skip); the others wait, behind a message of their key or until
 -- `next_attempt_at`. What became due since it was read waits behind what blocks its key here; a dead letter that is written
--- here blocks its key if its verdict says so. What is held already was read again after a rewind: it goes behind those of its
+-- here blocks its key if its decision says so. What is held already was read again after a rewind: it goes behind those of its
 -- key that were read again before it. -1: not the owner. Else how many are held.
 DECLARE
     v_now timestamptz := clock_timestamp();
@@ -85,7 +85,7 @@ BEGIN
            r.publication_id, r.partition_key, r.data, r.metadata, r.scheduled, v.attempts, v.class, v.error, v.blocks,
            nextval('held_order')
     FROM unnest(p_rows) WITH ORDINALITY AS r
-    JOIN jsonb_to_recordset(p_verdicts) AS v (t xid8, p bigint, action text, attempts int, class text, error text,
+    JOIN jsonb_to_recordset(p_decisions) AS v (t xid8, p bigint, action text, attempts int, class text, error text,
                                               blocks boolean) ON (v.t, v.p) = (r.transaction_id, r.position)
     WHERE v.action = 'DeadLetter' ORDER BY r.ordinality;
     INSERT INTO audit_log (action, processor_id, partition, to_transaction_id, to_position, reason, decided_by)
@@ -93,7 +93,7 @@ BEGIN
            skip_reason(r.message_id, r.message_type, r.key, v.attempts, v.class, v.error),
            'delivery.whenExhausted'
     FROM unnest(p_rows) WITH ORDINALITY AS r
-    JOIN jsonb_to_recordset(p_verdicts) AS v (t xid8, p bigint, action text, attempts int, class text, error text)
+    JOIN jsonb_to_recordset(p_decisions) AS v (t xid8, p bigint, action text, attempts int, class text, error text)
         ON (v.t, v.p) = (r.transaction_id, r.position)
     WHERE v.action = 'Skip' ORDER BY r.ordinality;
     WITH kept AS (
@@ -115,7 +115,7 @@ BEGIN
               FROM (SELECT u.*, v.action, v.attempts AS failures, v.class, v.error AS failure, v.wait, v.blocks AS blocking,
                            v.action IS NULL AND coalesce(u.next_attempt_at > v_now, false) AS delayed
                     FROM unnest(p_rows) WITH ORDINALITY AS u
-                    LEFT JOIN jsonb_to_recordset(p_verdicts) AS v (
+                    LEFT JOIN jsonb_to_recordset(p_decisions) AS v (
                         t xid8, p bigint, action text, attempts int, class text, error text, wait double precision,
                         blocks boolean) ON (v.t, v.p) = (u.transaction_id, u.position)) AS d) AS r
         WHERE r.action IS NULL OR r.action = 'Hold'
@@ -262,11 +262,11 @@ END
 $function$;
 
 CREATE OR REPLACE FUNCTION :"schema".fail_held_messages(
-    p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_verdicts jsonb
+    p_processor_id text, p_partition int, p_epoch bigint, p_owner_token uuid, p_decisions jsonb
 ) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Held messages failed again, each with its verdict as in hold_messages(): try it later (Hold; without a wait: when a
+-- Held messages failed again, each with its decision as in hold_messages(): try it later (Hold; without a wait: when a
 -- user says so), keep it as a dead letter, or skip it for good. What waits behind a dead letter of its key goes on
 -- waiting, if that blocks. -1: not the owner. Else how many of them are still held, before this.
 DECLARE
@@ -281,7 +281,7 @@ BEGIN
     UPDATE processor_crashes s SET held_transaction_ids = '{}', held_positions = '{}'
     WHERE s.processor_id = p_processor_id AND s.partition = p_partition;
     FOR v IN
-        SELECT * FROM jsonb_to_recordset(p_verdicts) AS r (
+        SELECT * FROM jsonb_to_recordset(p_decisions) AS r (
             t xid8, p bigint, action text, attempts int, class text, error text, wait double precision, blocks boolean)
     LOOP
         IF v.action = 'Hold' THEN

@@ -14,7 +14,7 @@ from outbox_core.errors import TransientError
 from outbox_core.message import Held
 from outbox_core.part import Place
 from outbox_core.processor import outcomes
-from outbox_core.processor.failing import Action, Failure, Verdict
+from outbox_core.processor.failing import Action, Failure, FailureDecision
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint, StoreAnswer
 from tests.support.feeds.bench import LIMIT
 from tests.support.feeds.memory_feeds import MemoryBench
@@ -72,7 +72,9 @@ def drain(bench, owner, limit=None):
 
 def fail(place, attempts=1, action=Action.HOLD, *, wait=0.0):
     """Say what becomes of a message that failed."""
-    return Failure(place, Verdict(action, attempts, "E", "no", wait if action is Action.HOLD else None, blocks=True))
+    return Failure(
+        place, FailureDecision(action, attempts, "E", "no", wait if action is Action.HOLD else None, blocks=True)
+    )
 
 
 def take_held(bench, owner):

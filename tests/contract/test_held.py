@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from outbox_core.processor.failing import Action, Failure, Verdict
+from outbox_core.processor.failing import Action, Failure, FailureDecision
 from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.report import ResourceRef
@@ -67,11 +67,11 @@ def hold(connection, position, *, key="k", behind=False, blocks=True, attempts=0
     )  # fmt: skip
 
 
-def hold_rows(connection, lease, rows, verdict):
-    """Hold messages of key k; `rows` are position, attempts (1: it failed, with the verdict), an interval from now."""
+def hold_rows(connection, lease, rows, decision):
+    """Hold messages of key k; `rows` are position, attempts (1: it failed, with the decision), an interval from now."""
     judged = [
-        {"t": "700", "p": position, "action": verdict.action.value, "attempts": verdict.attempts, "class": "E",
-         "error": "no", "wait": verdict.wait, "blocks": verdict.blocks}
+        {"t": "700", "p": position, "action": decision.action.value, "attempts": decision.attempts, "class": "E",
+         "error": "no", "wait": decision.wait, "blocks": decision.blocks}
         for position, attempts, _ in rows if attempts
     ]  # fmt: skip
     return connection.execute(
@@ -108,23 +108,23 @@ def drain(connection, lease, limit=10):
 
 
 @pytest.mark.parametrize(
-    "verdict",
+    "decision",
     [
-        Verdict(Action.SKIP, 1, "E", "no", None, blocks=True),
-        Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=False),
-        Verdict(Action.HOLD, 1, "E", "no", 3600.0, blocks=False),
+        FailureDecision(Action.SKIP, 1, "E", "no", None, blocks=True),
+        FailureDecision(Action.DEAD_LETTER, 1, "E", "no", None, blocks=False),
+        FailureDecision(Action.HOLD, 1, "E", "no", 3600.0, blocks=False),
     ],
     ids=["skipped", "a dead letter that blocks nothing", "held, blocking nothing"],
 )
-def test_nothing_waits_behind_what_blocks_nothing(connection, lease, verdict):
+def test_nothing_waits_behind_what_blocks_nothing(connection, lease, decision):
     """A delayed message of the batch became due while the message before it, of its key, was handled and failed."""
-    hold_rows(connection, lease, [(1, 1, None), (2, 0, "-1 s"), (3, 0, "-1 s"), (4, 0, "1 hour")], verdict)
+    hold_rows(connection, lease, [(1, 1, None), (2, 0, "-1 s"), (3, 0, "-1 s"), (4, 0, "1 hour")], decision)
     assert drain(connection, lease) == [2, 3]
 
 
 def test_what_became_due_waits_behind_what_blocks_its_key(connection, lease):
-    verdict = Verdict(Action.HOLD, 1, "E", "no", 0.05, blocks=True)
-    hold_rows(connection, lease, [(1, 1, None), (2, 0, "-1 s"), (3, 0, "-1 s")], verdict)
+    decision = FailureDecision(Action.HOLD, 1, "E", "no", 0.05, blocks=True)
+    hold_rows(connection, lease, [(1, 1, None), (2, 0, "-1 s"), (3, 0, "-1 s")], decision)
     assert take(connection, lease) == []
     connection.execute("SELECT pg_sleep(0.1)")
     assert drain(connection, lease) == [1, 2, 3]
@@ -157,8 +157,8 @@ def test_a_redriven_message_is_not_followed_past_one_that_somebody_died_of(conne
     lease = acquire(connection)
     taken = holding.take_due(connection, KEY, lease, limit=2)
     assert [(each.checkpoint.position, each.crash_count) for each in taken.held] == [(1, 1)]
-    verdict = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
-    assert holding.fail(connection, KEY, lease, [Failure(taken.held[0].checkpoint, verdict)]) == 1
+    decision = FailureDecision(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
+    assert holding.fail(connection, KEY, lease, [Failure(taken.held[0].checkpoint, decision)]) == 1
     assert take(connection, lease) == []
     (dead,) = dead_letters.list_dead(connection, "outbox", dead_letters.Filter(), limit=10)
     assert dead_letters.decide_dead(connection, KEY, [dead.id], drop=False, reason="mended", decided_by="me") == 1
@@ -207,13 +207,13 @@ def test_of_several_redriven_messages_of_a_key_the_later_ones_wait_for_the_first
     for position in (1, 2):
         hold(connection, position)
         held = holding.take_due(connection, KEY, lease, limit=1).held[0]
-        verdict = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
-        assert holding.fail(connection, KEY, lease, [Failure(held.checkpoint, verdict)]) == 1
+        decision = FailureDecision(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
+        assert holding.fail(connection, KEY, lease, [Failure(held.checkpoint, decision)]) == 1
     ids = [dead.id for dead in dead_letters.list_dead(connection, "outbox", dead_letters.Filter(keys=["k"]), limit=10)]
     assert dead_letters.decide_dead(connection, KEY, ids, drop=False, reason="mended", decided_by="me") == 2
     taken = holding.take_due(connection, KEY, lease, limit=1)
     assert [each.checkpoint.position for each in taken.held] == [1]
-    again = Verdict(Action.HOLD, 1, "E", "no", 0.3, blocks=True)
+    again = FailureDecision(Action.HOLD, 1, "E", "no", 0.3, blocks=True)
     assert holding.fail(connection, KEY, lease, [Failure(taken.held[0].checkpoint, again)]) == 1
     assert take(connection, lease) == []
     connection.execute("SELECT pg_sleep(0.4)")
@@ -224,8 +224,8 @@ def test_dead_letters_that_are_redriven_the_later_one_first_keep_their_keys_orde
     for position in (1, 2):
         hold(connection, position)
         held = holding.take_due(connection, KEY, lease, limit=1).held[0]
-        verdict = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
-        assert holding.fail(connection, KEY, lease, [Failure(held.checkpoint, verdict)]) == 1
+        decision = FailureDecision(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
+        assert holding.fail(connection, KEY, lease, [Failure(held.checkpoint, decision)]) == 1
     found = dead_letters.list_dead(connection, "outbox", dead_letters.Filter(), limit=10)
     dead = {each.pair.position: each.id for each in found}
     for position in (2, 1):
@@ -238,7 +238,7 @@ def test_dead_letters_that_are_redriven_the_later_one_first_keep_their_keys_orde
 
 def test_a_message_that_died_twice_is_redriven_once(connection, lease):
     """It blocked nothing, was read again after a rewind, and failed again: its dead letters are given back together."""
-    dead = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=False)
+    dead = FailureDecision(Action.DEAD_LETTER, 1, "E", "no", None, blocks=False)
     for _ in range(2):
         hold_rows(connection, lease, [(1, 1, None)], dead)
     ids = [each.id for each in dead_letters.list_dead(connection, "outbox", dead_letters.Filter(), limit=10)]
@@ -281,8 +281,8 @@ def test_holding_takes_no_more_memory_the_more_bytes_are_held(connection, lease)
 
 
 def test_what_became_due_waits_behind_a_large_dead_letter_that_comes_later(connection, lease):
-    verdict = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
-    assert hold_large(connection, lease, 3, 5_000_000, Failure(Checkpoint(700, 3), verdict)) is None
+    decision = FailureDecision(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
+    assert hold_large(connection, lease, 3, 5_000_000, Failure(Checkpoint(700, 3), decision)) is None
     assert take(connection, lease) == []
     (dead,) = dead_letters.list_dead(connection, "outbox", dead_letters.Filter(), limit=10)
     assert dead.pair.position == 3
@@ -290,7 +290,7 @@ def test_what_became_due_waits_behind_a_large_dead_letter_that_comes_later(conne
     assert drain(connection, lease) == [1, 2]
 
 
-DEAD = Verdict(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
+DEAD = FailureDecision(Action.DEAD_LETTER, 1, "E", "no", None, blocks=True)
 
 
 def redrive(connection):
@@ -305,7 +305,7 @@ def test_a_dead_letter_that_is_read_again_after_a_rewind_comes_back_in_front_of_
     assert redrive(connection) == 1
     taken = holding.take_due(connection, KEY, lease, limit=1)
     assert [each.checkpoint.position for each in taken.held] == [1]
-    again = Verdict(Action.HOLD, 1, "E", "no", 0.3, blocks=True)
+    again = FailureDecision(Action.HOLD, 1, "E", "no", 0.3, blocks=True)
     assert holding.fail(connection, KEY, lease, [Failure(taken.held[0].checkpoint, again)]) == 1
     lease = acquire(connection)
     holding.review(connection, KEY, lease, generation=1, forgive=False)
@@ -325,7 +325,9 @@ def test_what_a_rewind_reads_again_is_handled_in_the_order_of_its_key_though_a_d
 def test_what_a_rewind_reads_again_is_handled_in_the_order_of_its_key_though_a_held_message_blocks_it(
     connection, lease
 ):
-    hold_rows(connection, lease, [(2, 1, None), (3, 0, None)], Verdict(Action.HOLD, 1, "E", "no", 0.3, blocks=True))
+    hold_rows(
+        connection, lease, [(2, 1, None), (3, 0, None)], FailureDecision(Action.HOLD, 1, "E", "no", 0.3, blocks=True)
+    )
     hold_rows(connection, lease, [(1, 0, None), (2, 0, None), (3, 0, None)], DEAD)
     connection.execute("SELECT pg_sleep(0.4)")
     assert drain(connection, lease) == [1, 2, 3]

@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 
 from outbox_core.errors import HandlerError
-from outbox_core.processor.claimed_batch import RefusalAction, RefusalVerdict
+from outbox_core.processor.claimed_batch import RefusalAction, RefusalDecision
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.coverage import as_snapshot_range
 from outbox_worker.postgres.admin import pruning
@@ -227,7 +227,7 @@ def test_the_checkpoint_passes_each_delayed_message_once_and_not_too_many_at_a_t
     by = taker(limit=20_000)
     claimed = cut(consumer, by)
     (message,) = by.reader.fetch(consumer, ReadRange.of(claimed))
-    assert defer(consumer, by, claimed, message, RefusalVerdict(RefusalAction.RETRY, 1), HandlerError("no"), HOUR)
+    assert defer(consumer, by, claimed, message, RefusalDecision(RefusalAction.RETRY, 1), HandlerError("no"), HOUR)
     assert by.complete(consumer, claimed, claimed.upto, 0)
     drain(consumer, by)
 

@@ -114,18 +114,18 @@ class PartitionRunner:
         mine = [n for n in numbers if pair(n) not in batch.excluded]
         if state.step is Step.HANDLE and (failed := self.attempt(mine)):
             return failed
-        if state.verdict is not None:
+        if state.decision is not None:
             (failing,) = mine
-            self.end(Row(failing, behind=False), state.verdict)
+            self.end(Row(failing, behind=False), state.decision)
         self.held += [Row(n, behind=True) for n in numbers if pair(n) in batch.excluded]
         return outcomes.Stored(batch.examined, len(mine))
 
-    def end(self, row, verdict):
-        match verdict.action:
+    def end(self, row, decision):
+        match decision.action:
             case Action.HOLD:
                 row.attempts, row.due = (
-                    verdict.attempts,
-                    self.now + (float("inf") if verdict.wait is None else verdict.wait),
+                    decision.attempts,
+                    self.now + (float("inf") if decision.wait is None else decision.wait),
                 )
                 self.held.insert(0, row)
             case Action.DEAD_LETTER:
@@ -133,7 +133,7 @@ class PartitionRunner:
             case Action.SKIP:
                 self.skipped.append(row.number)
             case _:
-                raise AssertionError(verdict)
+                raise AssertionError(decision)
         self.held.sort(key=lambda each: each.number)
 
     def take(self, state):
@@ -161,7 +161,7 @@ class PartitionRunner:
         number = state.batch.held[0].checkpoint.position
         row = next(each for each in self.held if each.number == number)
         self.held.remove(row)
-        self.end(row, state.verdict)
+        self.end(row, state.decision)
         self.advance()
         return outcomes.HeldFailed()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_core.errors import ConfigurationError, HandlerError, TransientError
-from outbox_core.processor.claimed_batch import RefusalAction, RefusalVerdict
+from outbox_core.processor.claimed_batch import RefusalAction, RefusalDecision
 from outbox_core.processor.outcomes import NothingTaken
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.spec import StartFrom
@@ -107,7 +107,7 @@ def test_completion_failure_and_heartbeat_check_owner_and_attempt(connection, wh
     message = first.reader.fetch(connection, ReadRange.of(old, limit=1))[0]
     assert message.checkpoint.position == position
     assert not first.complete(connection, old, old.upto, 3)
-    assert not defer(connection, first, old, message, RefusalVerdict(RefusalAction.SKIP, 1), error, OVER)
+    assert not defer(connection, first, old, message, RefusalDecision(RefusalAction.SKIP, 1), error, OVER)
     assert first.renew(connection, old) == 0
     assert second.renew(connection, new) == 1
     assert second.complete(connection, new, new.upto, 3)
@@ -161,7 +161,7 @@ def test_a_message_that_failed_waits_while_the_rest_goes_on(connection):
     by = taker()
     claimed = cut(connection, by)
     first = by.reader.fetch(connection, ReadRange.of(claimed, limit=1))[0]
-    assert defer(connection, by, claimed, first, RefusalVerdict(RefusalAction.RETRY, 1), HandlerError("no"), HOUR)
+    assert defer(connection, by, claimed, first, RefusalDecision(RefusalAction.RETRY, 1), HandlerError("no"), HOUR)
     assert look(connection, by) is None
     connection.execute("UPDATE outbox.competing_retries SET due_at = clock_timestamp()")
     again = left(connection, by)
@@ -188,7 +188,7 @@ def test_the_checkpoint_stays_before_what_is_not_done_and_never_moves_back(conne
     advance()
     assert pairs[-1] < Checkpoint(first.upto.transaction_id, 0)
     message = one.reader.fetch(connection, ReadRange.of(first, limit=1))[0]
-    defer(connection, one, first, message, RefusalVerdict(RefusalAction.RETRY, 1), HandlerError("no"), HOUR)
+    defer(connection, one, first, message, RefusalDecision(RefusalAction.RETRY, 1), HandlerError("no"), HOUR)
     advance()
     assert one.complete(connection, first, first.upto, 9)
     advance()

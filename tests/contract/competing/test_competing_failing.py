@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outbox_core.errors import HandlerError
-from outbox_core.processor.claimed_batch import Refusal, RefusalAction, RefusalVerdict
+from outbox_core.processor.claimed_batch import Refusal, RefusalAction, RefusalDecision
 from outbox_core.processor.outcomes import NothingTaken
 from outbox_core.processor.turns import Turn
 from outbox_core.progress.snapshot import parse_snapshot
@@ -41,7 +41,7 @@ def connection(each_database):
 def fail_all(connection, by, claimed, actions, wait=0.0):
     """All messages of a batch are behind, and these of them failed."""
     messages = by.reader.fetch(connection, ReadRange.of(claimed))
-    failed = [Refusal(messages[n], NO, RefusalVerdict(action, 1, wait)) for n, action in actions.items()]
+    failed = [Refusal(messages[n], NO, RefusalDecision(action, 1, wait)) for n, action in actions.items()]
     return by.defer(connection, claimed, claimed.upto, claimed.count, failed)
 
 
@@ -73,7 +73,7 @@ def test_only_the_beginning_of_a_batch_is_behind_and_the_rest_stays_in_hand(conn
     by = taker()
     claimed = cut(connection, by)
     messages = by.reader.fetch(connection, ReadRange.of(claimed))
-    failed = [Refusal(messages[1], NO, RefusalVerdict(RefusalAction.RETRY, 1, 3600.0))]
+    failed = [Refusal(messages[1], NO, RefusalDecision(RefusalAction.RETRY, 1, 3600.0))]
     assert by.defer(connection, claimed, messages[3].checkpoint, 4, failed)
     rest = connection.execute("SELECT messages, after_position, owner FROM outbox.competing_batches").fetchall()
     assert rest == [(2, produced[3], "one")]

@@ -13,7 +13,7 @@ from datetime import timedelta
 import pytest
 
 from outbox_core.errors import HandlerError
-from outbox_core.processor.claimed_batch import ClaimedBatch, RefusalAction, RefusalVerdict
+from outbox_core.processor.claimed_batch import ClaimedBatch, RefusalAction, RefusalDecision
 from outbox_core.report import ResourceRef
 from outbox_core.spec import Competing, StartFrom
 from outbox_worker.postgres.feeds import competing
@@ -138,7 +138,7 @@ class History:
             return
         messages = by.reader.fetch(self.look, ReadRange.of(claimed, limit=1))
         action = self.chance.choice([RefusalAction.RETRY, RefusalAction.RETRY, RefusalAction.DEAD_LETTER])
-        if defer(self.look, by, claimed, messages[0], RefusalVerdict(action, 1), HandlerError("no"), NOW):
+        if defer(self.look, by, claimed, messages[0], RefusalDecision(action, 1), HandlerError("no"), NOW):
             if action is RefusalAction.DEAD_LETTER:
                 self.dead.add(messages[0].message_id)
             by.hand_back(self.look)

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from outbox_core.errors import ConfigurationError, HandlerError
-from outbox_core.processor.claimed_batch import RefusalAction, RefusalVerdict
+from outbox_core.processor.claimed_batch import RefusalAction, RefusalDecision
 from outbox_core.processor.turns import Turn
 from outbox_core.report import Lag, ResourceRef
 from outbox_core.spec import StartFrom
@@ -202,7 +202,7 @@ def test_a_failed_message_of_a_queue_waits_in_it_with_its_attempts(queue):
     stretch = ReadRange.of(claimed, limit=1)
     message = by.reader.fetch(queue, stretch)[0]
     assert by.reader.fetch_attempts(queue, stretch) == {}
-    assert defer(queue, by, claimed, message, RefusalVerdict(RefusalAction.RETRY, 3), HandlerError("no"), OVER)
+    assert defer(queue, by, claimed, message, RefusalDecision(RefusalAction.RETRY, 3), HandlerError("no"), OVER)
     assert by.complete(queue, claimed, claimed.upto, 1)
     look(queue, by)
     again = cut(queue, by)
@@ -219,7 +219,7 @@ def test_the_lag_of_a_queue_has_what_waits_for_another_attempt_and_what_is_due_a
     put(queue, 3)
     claimed = cut(queue, by)
     message = by.reader.fetch(queue, ReadRange.of(claimed, limit=1))[0]
-    assert defer(queue, by, claimed, message, RefusalVerdict(RefusalAction.RETRY, 3), HandlerError("no"), HOUR)
+    assert defer(queue, by, claimed, message, RefusalDecision(RefusalAction.RETRY, 3), HandlerError("no"), HOUR)
     assert by.complete(queue, claimed, claimed.upto, 2)
     put(queue, 2, deliver_after=datetime.now(UTC) + HOUR)
     assert lag() == Lag(messages=1, at_least=False, seconds=0)

@@ -9,7 +9,7 @@ from math import inf
 import pytest
 
 from outbox_core.errors import HandlerError
-from outbox_core.processor.claimed_batch import ClaimedBatch, RefusalAction, RefusalVerdict
+from outbox_core.processor.claimed_batch import ClaimedBatch, RefusalAction, RefusalDecision
 from outbox_core.processor.outcomes import NothingTaken
 from outbox_worker.postgres.admin import dead_letters
 from outbox_worker.postgres.feeds import competing
@@ -52,10 +52,10 @@ def make_due(connection):
     connection.execute("UPDATE outbox.competing_retries SET due_at = clock_timestamp()")
 
 
-def fail_first(connection, by, claimed, verdict):
+def fail_first(connection, by, claimed, decision):
     """The first message of the batch fails alone; return it."""
     message = by.reader.fetch(connection, ReadRange.of(claimed, limit=1))[0]
-    assert defer(connection, by, claimed, message, verdict, REFUSED, OVER)
+    assert defer(connection, by, claimed, message, decision, REFUSED, OVER)
     return message
 
 
@@ -164,7 +164,7 @@ def test_the_checkpoint_passes_a_delayed_message_whose_row_may_then_be_deleted(c
     found = by.reader.fetch(connection, ReadRange.of(claimed))
     assert [(m.checkpoint.position, m.data) for m in found] == [(delayed[0], '{"n": 1}'), (delayed[1], '{"n": 2}')]
     # One of them fails, and its next attempt needs the copy again.
-    fail_first(connection, by, claimed, RefusalVerdict(RefusalAction.RETRY, 1))
+    fail_first(connection, by, claimed, RefusalDecision(RefusalAction.RETRY, 1))
     assert by.complete(connection, claimed, claimed.upto, 1)
     make_due(connection)
     assert drain(connection, by) == delayed[:1]
@@ -194,7 +194,7 @@ def test_dead_letters_of_the_outbox_are_handed_out_again_even_if_their_rows_are_
     produced = produce(connection, 3)
     by = taker()
     claimed = cut(connection, by)
-    gone = fail_first(connection, by, claimed, RefusalVerdict(RefusalAction.DEAD_LETTER, 3))
+    gone = fail_first(connection, by, claimed, RefusalDecision(RefusalAction.DEAD_LETTER, 3))
     assert by.complete(connection, claimed, claimed.upto, 2)
     (dead_letter,) = dead(connection)
     assert (dead_letter.key, dead_letter.error_class, dead_letter.attempts) == (gone.message_id, "ValueError", 3)
@@ -221,7 +221,7 @@ def test_what_is_handed_back_or_lapsed_of_redriven_messages_comes_again(connecti
     produce(connection, 2)
     one = taker("one")
     claimed = cut(connection, one)
-    fail_first(connection, one, claimed, RefusalVerdict(RefusalAction.DEAD_LETTER, 1))
+    fail_first(connection, one, claimed, RefusalDecision(RefusalAction.DEAD_LETTER, 1))
     assert one.complete(connection, claimed, claimed.upto, 1)
     redrive(connection, *[each.id for each in dead(connection)])
     lost = left(connection, taker("one", lease=OVER))
@@ -236,7 +236,7 @@ def test_a_message_that_is_skipped_is_recorded_in_the_audit_log(connection):
     join(connection)
     produce(connection, 1)
     by = taker()
-    message = fail_first(connection, by, cut(connection, by), RefusalVerdict(RefusalAction.SKIP, 2))
+    message = fail_first(connection, by, cut(connection, by), RefusalDecision(RefusalAction.SKIP, 2))
     ((act, position, reason),) = connection.execute(
         "SELECT action, to_position, reason FROM outbox.audit_log"
     ).fetchall()
@@ -247,7 +247,7 @@ def test_a_message_that_is_skipped_is_recorded_in_the_audit_log(connection):
 def test_dead_letters_of_a_queue_are_stored_in_it_anew_with_their_priority_and_age(queue):
     put(queue, 1, priority=2, message_id="mine", scheduled="2020-01-01", metadata='{"a": 1}')
     by = taker(settings=JOBS)
-    fail_first(queue, by, cut(queue, by), RefusalVerdict(RefusalAction.DEAD_LETTER, 9))
+    fail_first(queue, by, cut(queue, by), RefusalDecision(RefusalAction.DEAD_LETTER, 9))
     (dead_letter,) = dead(queue)
     assert redrive(queue, dead_letter.id) == 1
     found = queue.execute(

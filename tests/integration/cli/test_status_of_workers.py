@@ -168,7 +168,7 @@ def test_no_status_holds_a_password(cli, outbox, workers, database):
     start(workers, database, MODES["Ordered by transaction"], FAILING)
     wait_for(cli, "it is stopped", lambda found: found[0]["state"] == "Stopped")
     rows = outbox.connection.execute(
-        f"SELECT words::text FROM {SCHEMA}.process_statuses "
+        f"SELECT statuses::text FROM {SCHEMA}.process_statuses "
         f"UNION ALL SELECT columns::text FROM {SCHEMA}.processor_mappings"
     ).fetchall()
     assert not any("postgresql://" in (row[0] or "") for row in rows)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from outbox_core.errors import OutboxError
     from outbox_core.message import Message
-    from outbox_core.processor.claimed_batch import ClaimedBatch, RefusalVerdict
+    from outbox_core.processor.claimed_batch import ClaimedBatch, RefusalDecision
     from outbox_core.spec import Source
     from outbox_worker.postgres.feeds.competing import BatchTaker
     from outbox_worker.postgres.reading.payloads import PayloadBound
@@ -120,10 +120,10 @@ def look(connection: psycopg.Connection[Any], by: BatchTaker) -> ClaimedBatch | 
 
 def defer(
     connection: psycopg.Connection[Any], by: BatchTaker, claimed: ClaimedBatch, message: Message,
-    verdict: RefusalVerdict, error: OutboxError, wait: timedelta = OVER,
+    decision: RefusalDecision, error: OutboxError, wait: timedelta = OVER,
 ) -> bool:  # fmt: skip
     """Let the first message of the batch leave it."""
-    failed = Refusal(message, error, replace(verdict, wait=wait.total_seconds()))
+    failed = Refusal(message, error, replace(decision, wait=wait.total_seconds()))
     return by.defer(connection, claimed, message.checkpoint, 1, [failed])
 
 

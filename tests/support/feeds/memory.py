@@ -123,12 +123,12 @@ class MemoryDatabase:
 
     def fail(self, message: Message, failure: Failure) -> None:
         """Write down what becomes of a message that failed."""
-        verdict = failure.verdict
-        due = inf if verdict.wait is None else self.clock() + verdict.wait
-        row = HeldRow(message, verdict.attempts, due, blocks=verdict.blocks, behind=False)
+        decision = failure.decision
+        due = inf if decision.wait is None else self.clock() + decision.wait
+        row = HeldRow(message, decision.attempts, due, blocks=decision.blocks, behind=False)
         self.held.pop(row.place, None)
-        if verdict.action is not Action.SKIP:
-            place = self.held if verdict.action is Action.HOLD else self.dead
+        if decision.action is not Action.SKIP:
+            place = self.held if decision.action is Action.HOLD else self.dead
             place[row.place] = row
         self._free_keys()
 

@@ -45,7 +45,7 @@ def sort(failed, *, when=WhenExhausted.DEAD_LETTER, crash_count=0, before=(), re
 
 
 def actions(sifted):
-    return {each.message.message_id: (each.verdict.action, each.verdict.attempts) for each in sifted.refusals}
+    return {each.message.message_id: (each.decision.action, each.decision.attempts) for each in sifted.refusals}
 
 
 def test_what_the_broker_names_leaves_the_piece_and_all_of_it_is_behind():
@@ -61,7 +61,7 @@ def test_crashes_are_those_of_the_first_message_only():
 def test_where_one_is_to_be_stopped_at_only_what_is_before_it_is_behind():
     sifted = sort([2, 5, 6], when=WhenExhausted.STOP, before={PAIRS[5]: 2})
     assert (sifted.behind, sifted.upto, actions(sifted)) == (5, PAIRS[4], {"m-3": (RefusalAction.RETRY, 1)})
-    assert (sifted.stop.message.message_id, sifted.stop.verdict.action) == ("m-6", RefusalAction.STOP)
+    assert (sifted.stop.message.message_id, sifted.stop.decision.action) == ("m-6", RefusalAction.STOP)
     sifted = sort([0], when=WhenExhausted.STOP, before={PAIRS[0]: 2})
     assert (sifted.behind, sifted.upto, sifted.stop.message.message_id) == (0, None, "m-1")
 

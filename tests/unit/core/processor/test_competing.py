@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from outbox_core.errors import HandlerError, TransientError
 from outbox_core.message import Message
 from outbox_core.processor import outcomes
-from outbox_core.processor.claimed_batch import Chunk, ClaimedBatch, Refusal, RefusalAction, RefusalVerdict
-from outbox_core.processor.competing import choose_priority, judge
+from outbox_core.processor.claimed_batch import Chunk, ClaimedBatch, Refusal, RefusalAction, RefusalDecision
+from outbox_core.processor.competing import choose_priority, decide_refusal
 from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.outcomes import Completed, Deferred, Joined, Lost, NothingTaken, Sifted, Taken
 from outbox_core.processor.state import Policy, ProcessorState, Step
@@ -92,17 +92,21 @@ def delivering(retry, when):
 def test_what_becomes_of_a_message_whose_attempts_ran_out(when, action, attempts):
     delivery = delivering(Retry(max_attempts=3), when)
     error = HandlerError("no")
-    assert judge(2, error, delivery, 0.0) == RefusalVerdict(RefusalAction.RETRY, 2, 2.0)
-    verdict = judge(3, error, delivery, 0.0)
-    assert (verdict.action, verdict.attempts) == (action, attempts)
-    assert verdict.wait == (60.0 if action is RefusalAction.RETRY else 0.0)
+    assert decide_refusal(2, error, delivery, 0.0) == RefusalDecision(RefusalAction.RETRY, 2, 2.0)
+    decision = decide_refusal(3, error, delivery, 0.0)
+    assert (decision.action, decision.attempts) == (action, attempts)
+    assert decision.wait == (60.0 if action is RefusalAction.RETRY else 0.0)
 
 
 def test_a_message_that_a_person_gave_up_is_tried_and_then_dead():
     delivery = delivering(Retry(max_attempts=3), WhenExhausted.STOP)
-    assert judge(2, HandlerError("no"), delivery, 0.0, given_up=True) == RefusalVerdict(RefusalAction.RETRY, 2, 2.0)
-    assert judge(3, HandlerError("no"), delivery, 0.0, given_up=True) == RefusalVerdict(RefusalAction.DEAD_LETTER, 3)
-    assert judge(3, HandlerError("no"), delivery, 0.0) == RefusalVerdict(RefusalAction.STOP, 3)
+    assert decide_refusal(2, HandlerError("no"), delivery, 0.0, given_up=True) == RefusalDecision(
+        RefusalAction.RETRY, 2, 2.0
+    )
+    assert decide_refusal(3, HandlerError("no"), delivery, 0.0, given_up=True) == RefusalDecision(
+        RefusalAction.DEAD_LETTER, 3
+    )
+    assert decide_refusal(3, HandlerError("no"), delivery, 0.0) == RefusalDecision(RefusalAction.STOP, 3)
 
 
 def test_a_batch_that_fails_is_halved_until_one_is_alone_which_leaves_it():
@@ -112,14 +116,14 @@ def test_a_batch_that_fails_is_halved_until_one_is_alone_which_leaves_it():
     state = decide(state, Taken(piece_of(WORK, 1, Checkpoint(10, 93))))
     state = decide(state, outcomes.Failed(HandlerError("no")))
     assert state.step is Step.DEFER
-    state = decide(state, Deferred(RefusalVerdict(RefusalAction.RETRY, 1, 1.0), Checkpoint(10, 93)))
+    state = decide(state, Deferred(RefusalDecision(RefusalAction.RETRY, 1, 1.0), Checkpoint(10, 93)))
     assert (state.step, state.claimed.after, state.claimed.count) == (Step.FETCH, Checkpoint(10, 93), 7)
 
 
 def test_the_last_message_leaves_a_batch_that_reaches_further_and_is_still_to_be_completed():
     state = decide(handling(1, claimed=replace(WORK, count=1)), outcomes.Failed(HandlerError("no")))
     assert (state.step, state.batch.examined) == (Step.DEFER, END)
-    state = decide(state, Deferred(RefusalVerdict(RefusalAction.RETRY, 1, 1.0), Checkpoint(10, 93)))
+    state = decide(state, Deferred(RefusalDecision(RefusalAction.RETRY, 1, 1.0), Checkpoint(10, 93)))
     assert (state.step, state.claimed.after, state.claimed.count, state.failure) == (
         Step.FETCH,
         Checkpoint(10, 93),
@@ -132,7 +136,7 @@ def test_the_last_message_leaves_a_batch_that_reaches_further_and_is_still_to_be
 
 def test_a_batch_is_over_with_the_message_at_its_end():
     state = decide(handling(1, claimed=replace(WORK, count=1)), outcomes.Failed(HandlerError("no")))
-    state = decide(state, Deferred(RefusalVerdict(RefusalAction.DEAD_LETTER, 1), END))
+    state = decide(state, Deferred(RefusalDecision(RefusalAction.DEAD_LETTER, 1), END))
     assert (state.step, state.claimed) == (Step.FETCH, None)
 
 
@@ -151,7 +155,7 @@ ROW = Checkpoint(10, 96)
 
 
 def refused(action=RefusalAction.RETRY):
-    return Refusal(MESSAGE, NO, RefusalVerdict(action, 1, 1.0))
+    return Refusal(MESSAGE, NO, RefusalDecision(action, 1, 1.0))
 
 
 def isolating(state, outcome, now=0.0):
@@ -255,7 +259,7 @@ def test_of_retried_messages_the_one_that_fails_is_found_however_long_each_step_
         if state.step is Step.RELEASE:
             state = decide_next(state, outcomes.HandedBack(), now, policy, 0.0)
     assert (state.step, behind) == (Step.DEFER, bad)
-    state = decide_next(state, Deferred(RefusalVerdict(RefusalAction.RETRY, 2, 1.0), pairs[bad]), now, policy, 0.0)
+    state = decide_next(state, Deferred(RefusalDecision(RefusalAction.RETRY, 2, 1.0), pairs[bad]), now, policy, 0.0)
     assert state.step is (Step.FETCH if bad == 99 else Step.RELEASE), "its turn is over"
 
 
@@ -279,7 +283,7 @@ def test_starve_nothing_in_a_queue_messages_that_failed_before_are_counted():
 
 def test_to_stop_keeps_the_batch_and_a_changed_handler_goes_on_with_it():
     state = decide(handling(1), outcomes.Failed(HandlerError("no")))
-    state = decide(state, Deferred(RefusalVerdict(RefusalAction.STOP, 10)))
+    state = decide(state, Deferred(RefusalDecision(RefusalAction.STOP, 10)))
     assert (state.step, state.state, state.reason) == (Step.HOLD, WorkerState.STOPPED, Reason.ATTEMPTS_EXHAUSTED)
     assert "10 attempts (HandlerFailed): no" in state.message
     assert (state.due, state.stopped.place) == (inf, None), "about a message without a name nobody can decide"
@@ -301,7 +305,7 @@ NAMED = Named("10:93", "message 'm-93'", "outbox dead-letters add orders --at 10
 @pytest.mark.parametrize(
     "stop",
     [
-        pytest.param(Deferred(RefusalVerdict(RefusalAction.STOP, 10), named=NAMED), id="alone"),
+        pytest.param(Deferred(RefusalDecision(RefusalAction.STOP, 10), named=NAMED), id="alone"),
         pytest.param(Sifted(0, None, (), block=1, stop=refused(RefusalAction.STOP), named=NAMED), id="among others"),
     ],
 )
@@ -372,8 +376,8 @@ def test_classes_say_whose_fault_it_is_and_who_failed_how_long_to_wait():
     never = Retry(never=["ValueError"], forever=["ConnectionError"])
     busy = HandlerError("busy", retry_after=30.0)
     delivery = delivering(never, WhenExhausted.SKIP)
-    assert judge(1, HandlerError("no", classes=("ValueError",)), delivery, 0.0).action is RefusalAction.SKIP
-    assert judge(1, busy, delivery, 0.0) == RefusalVerdict(RefusalAction.RETRY, 1, 30.0)
+    assert decide_refusal(1, HandlerError("no", classes=("ValueError",)), delivery, 0.0).action is RefusalAction.SKIP
+    assert decide_refusal(1, busy, delivery, 0.0) == RefusalDecision(RefusalAction.RETRY, 1, 30.0)
     policy = replace(POLICY, delivery=POLICY.delivery.model_copy(update={"retry": never}))
     lost = outcomes.Failed(HandlerError("no", classes=("ConnectionError",)))
     state = decide_next(handling(1), lost, 0.0, policy, 0.0)

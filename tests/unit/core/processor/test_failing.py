@@ -14,8 +14,8 @@ from outbox_core.processor.failing import (
     Action,
     PoisonSearch,
     decide_end,
-    decide_held_verdict,
-    decide_verdict,
+    decide_failure,
+    decide_held_failure,
 )
 from outbox_core.report import Reason
 from outbox_core.retry import LONGEST_ASKED, ErrorKind, classify_error, decide_retry
@@ -72,20 +72,20 @@ def test_when_attempts_ran_out(mode, blocks, when, action, waits, blocking):
         blocks=Blocks(blocks) if blocks else None,
         when_exhausted=WhenExhausted(when),
     )
-    verdict = decide_end(BAD, 10, delivery)
+    decision = decide_end(BAD, 10, delivery)
     if action is None:
-        assert verdict is None
+        assert decision is None
         return
-    assert verdict is not None
-    assert (verdict.action, verdict.wait, verdict.blocks) == (Action(action), waits, blocking)
-    assert (verdict.attempts, verdict.error_class) == (10, "orders.InvalidOrder")
+    assert decision is not None
+    assert (decision.action, decision.wait, decision.blocks) == (Action(action), waits, blocking)
+    assert (decision.attempts, decision.error_class) == (10, "orders.InvalidOrder")
 
 
 def test_before_that_it_is_held_and_tried_again():
     delivery = Delivery(mode=Mode.PARTITIONED, partitions=Partitions(), retry=Retry(jitter=0))
-    verdict = decide_verdict(BAD, 3, delivery, 0.5)
-    assert verdict is not None
-    assert (verdict.action, verdict.wait, verdict.blocks) == (Action.HOLD, 4.0, True)
+    decision = decide_failure(BAD, 3, delivery, 0.5)
+    assert decision is not None
+    assert (decision.action, decision.wait, decision.blocks) == (Action.HOLD, 4.0, True)
 
 
 @pytest.mark.parametrize(
@@ -104,15 +104,15 @@ def test_what_the_partition_has_passed_blocks_its_key_when_it_fails(blocks, when
         mode=Mode.PARTITIONED, partitions=Partitions(), blocks=Blocks(blocks), when_exhausted=WhenExhausted(when),
         retry=Retry(jitter=0),
     )  # fmt: skip
-    verdict = decide_held_verdict(BAD, attempt, delivery, 0.5)
-    assert (verdict.action, verdict.wait, verdict.blocks) == (Action(action), wait, blocking)
+    decision = decide_held_failure(BAD, attempt, delivery, 0.5)
+    assert (decision.action, decision.wait, decision.blocks) == (Action(action), wait, blocking)
 
 
 def test_what_killed_processes_is_given_up_whatever_attempts_are_left():
     delivery = Delivery(when_exhausted=WhenExhausted.DEAD_LETTER, retry=Retry(max_attempts=1000))
-    verdict = decide_verdict(HandlerError("dead", reason=Reason.PROCESS_KILLED), 1, delivery, 0.5)
-    assert verdict is not None
-    assert (verdict.action, verdict.error_class) == (Action.DEAD_LETTER, "ProcessKilled")
+    decision = decide_failure(HandlerError("dead", reason=Reason.PROCESS_KILLED), 1, delivery, 0.5)
+    assert decision is not None
+    assert (decision.action, decision.error_class) == (Action.DEAD_LETTER, "ProcessKilled")
 
 
 class TestRate:

@@ -6,7 +6,7 @@ import pytest
 
 from outbox_core.errors import TransientError
 from outbox_core.processor import outcomes
-from outbox_core.processor.failing import Action, Failure, Verdict
+from outbox_core.processor.failing import Action, Failure, FailureDecision
 from outbox_core.processor.lifecycle import LOOK_SECONDS
 from outbox_core.processor.state import Step
 from outbox_core.progress.checkpoint import Checkpoint
@@ -77,7 +77,7 @@ def test_a_store_that_failed_is_repeated_and_they_follow():
 def test_behind_a_message_that_failed_they_are_read_again(blocks):
     """Of a key that waits they may have a message; and the target forgot those that were begun in this step."""
     begun = decide(storing(), outcomes.Stored(B, 5))
-    failed = Failure(C, Verdict(Action.HOLD, 1, "HandlerError", "no", 1.0, blocks=blocks), "key")
+    failed = Failure(C, FailureDecision(Action.HOLD, 1, "HandlerError", "no", 1.0, blocks=blocks), "key")
     state = decide(begun, outcomes.Isolated(SECOND, (failed,), 4, 100, stored=False))
     assert (state.step, state.following) == (Step.STORE, ())
     state = decide(state, outcomes.Stored(C, 4))

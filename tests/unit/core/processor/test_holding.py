@@ -10,7 +10,7 @@ import pytest
 from outbox_core.errors import HandlerError, TransientError
 from outbox_core.message import Batch, Delayed, Held
 from outbox_core.processor import outcomes
-from outbox_core.processor.failing import Action, Failure, PoisonSearch, Verdict, shown_error
+from outbox_core.processor.failing import Action, Failure, FailureDecision, PoisonSearch, shown_error
 from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.state import Policy, ProcessorState, Step
 from outbox_core.progress.checkpoint import Checkpoint
@@ -20,7 +20,7 @@ from outbox_core.spec import Blocks, Delivery, Mode, Partitions
 NOW = 1000.0
 A, B = Checkpoint(100, 1), Checkpoint(100, 9)
 BAD = HandlerError("no")
-FAILED = Failure(Checkpoint(100, 4), Verdict(Action.HOLD, 1, "E", "no", 2.0, blocks=True), "k")
+FAILED = Failure(Checkpoint(100, 4), FailureDecision(Action.HOLD, 1, "E", "no", 2.0, blocks=True), "k")
 
 
 def policy(blocks: Blocks = Blocks.KEY, *, isolates: bool = True) -> Policy:
@@ -92,7 +92,7 @@ def test_without_a_common_transaction_it_is_held_with_the_checkpoint_that_follow
 
 
 def test_what_waits_behind_a_message_that_is_skipped_blocks_its_key_until_it_is_handled():
-    skipped = replace(FAILED, verdict=replace(FAILED.verdict, action=Action.SKIP, wait=None, blocks=False))
+    skipped = replace(FAILED, decision=replace(FAILED.decision, action=Action.SKIP, wait=None, blocks=False))
     done = replace(batch(), excluded=(Checkpoint(100, 5),))
     after = decide(owner(step=Step.ISOLATE, batch=batch()), outcomes.Isolated(done, (skipped,), 6, 2, stored=True))
     assert (after.blocking, after.held_due) == (True, NOW)

@@ -11,7 +11,7 @@ from outbox_core.errors import ConfigurationError, HandlerError, TransientError
 from outbox_core.message import Batch
 from outbox_core.processor import lifecycle as p
 from outbox_core.processor import outcomes
-from outbox_core.processor.failing import Action, Failure, Verdict
+from outbox_core.processor.failing import Action, Failure, FailureDecision
 from outbox_core.processor.lifecycle import decide_next
 from outbox_core.processor.state import NEEDS_CLAIM, NEEDS_LEASE, Policy, ProcessorState, Step, Stopped, initial_state
 from outbox_core.processor.stopping import DECISION_POLL, NAMING_POLL, Named
@@ -254,23 +254,23 @@ def test_each_refusal_has_its_way(answer, step):
 
 
 def test_what_was_decided_of_a_batch_that_was_stored_before_does_not_meet_the_next():
-    verdict = Verdict(Action.SKIP, 3, "E", "no", None, blocks=True)
-    state = owner(step=Step.HOLD_BATCH, batch=batch(matched=1), verdict=verdict)
+    decision = FailureDecision(Action.SKIP, 3, "E", "no", None, blocks=True)
+    state = owner(step=Step.HOLD_BATCH, batch=batch(matched=1), decision=decision)
     after = decide(
         decide(state, outcomes.Rejected(StoreAnswer.IGNORED, A, B, B)), outcomes.Fetched(batch(after=B, examined=C))
     )
-    assert (after.step, after.verdict) == (Step.HANDLE, None)
+    assert (after.step, after.decision) == (Step.HANDLE, None)
 
 
 def test_what_was_set_aside_in_a_lost_transaction_is_looked_for_although_it_was_forgotten():
-    """The COMMIT had no answer, and neither had the question whether it arrived: the verdict is gone by then."""
-    verdict = Verdict(Action.DEAD_LETTER, 3, "E", "no", None, blocks=True)
+    """The COMMIT had no answer, and neither had the question whether it arrived: the decision is gone by then."""
+    decision = FailureDecision(Action.DEAD_LETTER, 3, "E", "no", None, blocks=True)
     state = decide(
-        owner(step=Step.HOLD_BATCH, batch=batch(matched=1), verdict=verdict), outcomes.CommitUnknown(A, B, True, DOWN)
+        owner(step=Step.HOLD_BATCH, batch=batch(matched=1), decision=decision), outcomes.CommitUnknown(A, B, True, DOWN)
     )
     for outcome in (outcomes.Failed(DOWN), outcomes.Prepared()):
         state = decide(state, outcome)
-    assert (state.step, state.verdict) == (Step.CONFIRM, None)
+    assert (state.step, state.decision) == (Step.CONFIRM, None)
     after = decide(state, outcomes.Stored(B, 0))
     assert (after.step, after.blocking) == (Step.TAKE_HELD, True)
 
@@ -396,7 +396,7 @@ def test_polling_adapts():
 
 def test_parts_grow_only_after_a_batch_of_which_all_got_through():
     whole, part = batch(), batch(examined=Checkpoint(100, 5))
-    failure = Failure(B, Verdict(Action.HOLD, 1, "E", "no", 1.0, blocks=True))
+    failure = Failure(B, FailureDecision(Action.HOLD, 1, "E", "no", 1.0, blocks=True))
 
     def block(found: Batch, failed: tuple[Failure, ...] = ()) -> int | None:
         isolated = outcomes.Isolated(found, failed, 8, next_block=6, stored=True)

@@ -73,7 +73,7 @@ class RefusalAction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RefusalVerdict:
+class RefusalDecision:
     """The action, after so many failures, and for RETRY how many seconds later."""
 
     action: RefusalAction
@@ -87,7 +87,7 @@ class Refusal:
 
     message: Message
     error: OutboxError
-    verdict: RefusalVerdict
+    decision: RefusalDecision
 
     @property
     def key(self) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 from outbox_core import retry
 from outbox_core.errors import HandlerError
 from outbox_core.processor import failing, outcomes, stopping
-from outbox_core.processor.claimed_batch import RefusalAction, RefusalVerdict
+from outbox_core.processor.claimed_batch import RefusalAction, RefusalDecision
 from outbox_core.processor.isolation import decide_block
 from outbox_core.processor.state import Step
 from outbox_core.processor.turns import Turn, decide_after_turn
@@ -57,27 +57,27 @@ def choose_priority(heads: Mapping[int, datetime], ageing: timedelta) -> int:
     return min(heads, key=lambda priority: (heads[priority] + priority * ageing, priority))
 
 
-def judge(
+def decide_refusal(
     attempts: int, error: OutboxError, delivery: Delivery, chance: float, *, given_up: bool = False
-) -> RefusalVerdict:
+) -> RefusalDecision:
     """Say what becomes of a message that failed with `error`, for the `attempts`-th time.
 
     `given_up`: a person gave the message up, so when its attempts ran out it is a dead letter.
     """
     delay = retry.decide_retry(attempts, delivery.retry, chance, error)
     if delay is not None:
-        return RefusalVerdict(RefusalAction.RETRY, attempts, delay)
+        return RefusalDecision(RefusalAction.RETRY, attempts, delay)
     if given_up:
-        return RefusalVerdict(RefusalAction.DEAD_LETTER, attempts)
+        return RefusalDecision(RefusalAction.DEAD_LETTER, attempts)
     match delivery.when_exhausted:
         case WhenExhausted.STOP:
-            return RefusalVerdict(RefusalAction.STOP, attempts)
+            return RefusalDecision(RefusalAction.STOP, attempts)
         case WhenExhausted.DEAD_LETTER:
-            return RefusalVerdict(RefusalAction.DEAD_LETTER, attempts)
+            return RefusalDecision(RefusalAction.DEAD_LETTER, attempts)
         case WhenExhausted.SKIP:
-            return RefusalVerdict(RefusalAction.SKIP, attempts)
+            return RefusalDecision(RefusalAction.SKIP, attempts)
         case WhenExhausted.REQUEUE:
-            return RefusalVerdict(RefusalAction.RETRY, 0, delivery.retry.max_backoff.total_seconds())
+            return RefusalDecision(RefusalAction.RETRY, 0, delivery.retry.max_backoff.total_seconds())
         case _:
             assert_never(delivery.when_exhausted)
 
@@ -138,9 +138,9 @@ def after_step(  # noqa: C901, PLR0911 - a case for each outcome; mypy checks th
                 message="a batch was not completed in time and is another consumer's now; its effects were rolled back "
                 "where they are transactional",
             )  # fmt: skip
-        case outcomes.Deferred() if outcome.verdict.action is RefusalAction.STOP:
+        case outcomes.Deferred() if outcome.decision.action is RefusalAction.STOP:
             error = state.failure or HandlerError("it failed")
-            return _stop(state, outcome.verdict.attempts, error, outcome.named, now)
+            return _stop(state, outcome.decision.attempts, error, outcome.named, now)
         case outcomes.Deferred():
             return _after_completion(state, now, outcome.pair)
         case outcomes.HandedBack():
@@ -243,7 +243,7 @@ def _after_sifting(state: ProcessorState, sifted: outcomes.Sifted, now: float, p
         state = state._replace(attempt=1 if state.state is WorkerState.RETRYING else 0)
     if sifted.stop is None:
         return state
-    return _stop(state, sifted.stop.verdict.attempts, sifted.stop.error, sifted.named, now)
+    return _stop(state, sifted.stop.decision.attempts, sifted.stop.error, sifted.named, now)
 
 
 def _after_completion(

@@ -43,7 +43,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FailureDecision:
     """What becomes of a message.
 
     Attributes:
@@ -69,7 +69,7 @@ class Failure:
     """What becomes of the message at a place of the outbox."""
 
     checkpoint: Checkpoint
-    verdict: Verdict
+    decision: FailureDecision
     key: str = ""
 
 
@@ -89,7 +89,7 @@ class PoisonSearch:
         return max(1, self.left // 2)
 
 
-def decide_verdict(error: OutboxError, attempt: int, delivery: Delivery, chance: float) -> Verdict | None:
+def decide_failure(error: OutboxError, attempt: int, delivery: Delivery, chance: float) -> FailureDecision | None:
     """Decide about a message whose attempt number `attempt` (from 1) failed; None: it stops everything (Stop).
 
     Only for held messages: one that blocks its partition is held when its attempts ran out, no earlier.
@@ -97,16 +97,16 @@ def decide_verdict(error: OutboxError, attempt: int, delivery: Delivery, chance:
     delay = retry.decide_retry(attempt, delivery.retry, chance, error)
     if delay is None:
         return decide_end(error, attempt, delivery)
-    return build_verdict(Action.HOLD, error, attempt, blocks=delivery.blocking is Blocks.KEY, wait=delay)
+    return build_decision(Action.HOLD, error, attempt, blocks=delivery.blocking is Blocks.KEY, wait=delay)
 
 
-def decide_passed_verdict(error: OutboxError, attempt: int, delivery: Delivery, chance: float) -> Verdict:
-    """Decide as `decide_verdict` about a message that its partition passes in any case."""
-    verdict = decide_verdict(error, attempt, delivery, chance)
-    return verdict or build_verdict(Action.HOLD, error, attempt, blocks=True)
+def decide_passed_failure(error: OutboxError, attempt: int, delivery: Delivery, chance: float) -> FailureDecision:
+    """Decide as `decide_failure` about a message that its partition passes in any case."""
+    decision = decide_failure(error, attempt, delivery, chance)
+    return decision or build_decision(Action.HOLD, error, attempt, blocks=True)
 
 
-def decide_end(error: OutboxError, attempt: int, delivery: Delivery) -> Verdict | None:
+def decide_end(error: OutboxError, attempt: int, delivery: Delivery) -> FailureDecision | None:
     """Decide about a message whose attempts ran out; None: its partition stops at it."""
     match delivery.when_exhausted:
         case WhenExhausted.DEAD_LETTER:
@@ -117,14 +117,14 @@ def decide_end(error: OutboxError, attempt: int, delivery: Delivery) -> Verdict 
             return None
         case _:
             action = Action.HOLD
-    return build_verdict(action, error, attempt, blocks=delivery.blocking is Blocks.KEY)
+    return build_decision(action, error, attempt, blocks=delivery.blocking is Blocks.KEY)
 
 
-def decide_held_verdict(error: OutboxError, attempt: int, delivery: Delivery, chance: float) -> Verdict:
+def decide_held_failure(error: OutboxError, attempt: int, delivery: Delivery, chance: float) -> FailureDecision:
     """Decide about a held message that failed again. No partition waits for one that it has passed: its key does."""
-    verdict = decide_passed_verdict(error, attempt, delivery, chance)
-    waits = verdict.action is Action.HOLD and delivery.blocking is not Blocks.NOTHING
-    return replace(verdict, blocks=verdict.blocks or waits)
+    decision = decide_passed_failure(error, attempt, delivery, chance)
+    waits = decision.action is Action.HOLD and delivery.blocking is not Blocks.NOTHING
+    return replace(decision, blocks=decision.blocks or waits)
 
 
 def is_of_messages(error: OutboxError, settings: Retry) -> bool:
@@ -156,11 +156,11 @@ def build_poison_error(crash_count: int) -> HandlerError:
     )
 
 
-def build_verdict(
+def build_decision(
     action: Action, error: OutboxError, attempts: int, *, blocks: bool, wait: float | None = None
-) -> Verdict:
-    """Return the verdict on a message that failed with `error`."""
-    return Verdict(action, attempts, error.error_class, shown_error(error), wait, blocks)
+) -> FailureDecision:
+    """Return the decision on a message that failed with `error`."""
+    return FailureDecision(action, attempts, error.error_class, shown_error(error), wait, blocks)
 
 
 def shown_error(error: OutboxError) -> str:

@@ -31,10 +31,10 @@ def or_held(state: ProcessorState, now: float) -> ProcessorState:
 def with_newly_held(state: ProcessorState, now: float) -> ProcessorState:
     """What the checkpoint passed without handling it is held from now on."""
     batch = state.batch
-    for verdict in (*(each.verdict for each in state.failed), state.verdict):
-        if verdict is not None and verdict.action is not failing.Action.SKIP:
-            wait = inf if verdict.wait is None else verdict.wait
-            state = state._replace(blocking=state.blocking or verdict.blocks, held_due=min(state.held_due, now + wait))
+    for decision in (*(each.decision for each in state.failed), state.decision):
+        if decision is not None and decision.action is not failing.Action.SKIP:
+            wait = inf if decision.wait is None else decision.wait
+            state = state._replace(blocking=state.blocking or decision.blocks, held_due=min(state.held_due, now + wait))
     if batch is not None and batch.excluded and (batch.delayed_count or state.failed):
         # When they are due the database says. What waits behind a failed message of its key blocks that key, too.
         state = state._replace(held_due=now, blocking=state.blocking or bool(state.failed))
@@ -49,7 +49,7 @@ def after_holding(state: ProcessorState, outcome: outcomes.HeldOutcome, now: flo
         case outcomes.HeldHandled():
             return _after_held(_after_turn(state, now), now, policy)
         case outcomes.HeldFailed():
-            return _after_turn(state, now)._replace(step=Step.FETCH, due=now, batch=None, verdict=None, held_due=now)
+            return _after_turn(state, now)._replace(step=Step.FETCH, due=now, batch=None, decision=None, held_due=now)
         case outcomes.HeldSorted():
             return _after_turn(state, now)._replace(
                 step=Step.FETCH, due=now, batch=None, held_due=now, failures=0,
@@ -58,7 +58,7 @@ def after_holding(state: ProcessorState, outcome: outcomes.HeldOutcome, now: flo
                 ),
             )  # fmt: skip
         case outcomes.HeldChanged():
-            return state._replace(step=Step.TAKE_HELD, due=now, batch=None, verdict=None)
+            return state._replace(step=Step.TAKE_HELD, due=now, batch=None, decision=None)
 
 
 def _after_turn(state: ProcessorState, now: float) -> ProcessorState:
@@ -100,6 +100,6 @@ def after_held_failure(
         return state._replace(step=Step.TAKE_HELD, due=now, batch=None, held_limit=len(batch.held) // 2, failures=0)
     (held,) = batch.held
     attempt = held.attempts + 1
-    verdict = failing.decide_held_verdict(error, attempt, policy.delivery, chance)
+    decision = failing.decide_held_failure(error, attempt, policy.delivery, chance)
     # It says nothing of the others that are due: those are tried together, unless several were halved down to it.
-    return state._replace(step=Step.FAIL_HELD, due=now, verdict=verdict, failures=0)
+    return state._replace(step=Step.FAIL_HELD, due=now, decision=decision, failures=0)

@@ -140,7 +140,7 @@ def _since_crash(state: ProcessorState) -> ProcessorState:
     """
     refusal = None if state.refusal is not None and state.refusal.answer.needs_person else state.refusal
     return state._replace(
-        stored=None, cursor=None, batch=None, claimed=None, sifted=None, delivered=False, verdict=None,
+        stored=None, cursor=None, batch=None, claimed=None, sifted=None, delivered=False, decision=None,
         unstored_rows=0, doubt=None, refusal=refusal, attempt=0, stopped=None, given_up=None,
     )  # fmt: skip
 
@@ -148,7 +148,7 @@ def _since_crash(state: ProcessorState) -> ProcessorState:
 def _after_rollback(state: ProcessorState, due: float) -> ProcessorState:
     step = Step.STORE if state.delivered else Step.FETCH
     cursor = state.cursor if state.delivered else state.stored
-    return state._replace(step=step, due=due, doubt=None, verdict=None, cursor=cursor)
+    return state._replace(step=step, due=due, doubt=None, decision=None, cursor=cursor)
 
 
 def _resume(state: ProcessorState, now: float) -> ProcessorState:
@@ -169,7 +169,7 @@ def _resume(state: ProcessorState, now: float) -> ProcessorState:
         step = Step.STORE
     else:
         step = Step.FETCH
-        state = state._replace(cursor=state.stored, batch=None, verdict=None, unstored_rows=0)
+        state = state._replace(cursor=state.stored, batch=None, decision=None, unstored_rows=0)
     return state._replace(step=step, due=now)
 
 
@@ -269,7 +269,7 @@ def _after_store(
     state = state._replace(
         step=Step.FETCH, due=now if full else now + retry.idle_wait(0, policy.poll_interval), stored=pair, cursor=pair,
         batch=None, delivered=False, doubt=None, attempt=0, failures=0, idle=int(saw_all), saw_all=saw_all,
-        verdict=None, unstored_rows=0, stopped=None, given_up=None, owed=owed,
+        decision=None, unstored_rows=0, stopped=None, given_up=None, owed=owed,
         state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="",
     )  # fmt: skip
     if following and not state.blocking and _begins_at(following[0], pair):
@@ -349,7 +349,7 @@ def _after_failure(
     owner = state.lease is not None and retry.is_of_target(error)
     held = state.held_due if batch is None or not batch.held else now + wait
     return state._replace(
-        step=Step.PREPARE, due=now + wait, failures=failures, verdict=None, held_due=held,
+        step=Step.PREPARE, due=now + wait, failures=failures, decision=None, held_due=held,
         batch=batch if state.delivered else None,
         state=WorkerState.RETRYING if owner else WorkerState.UNAVAILABLE, reason=error.reason, message=str(error),
     )  # fmt: skip
@@ -363,17 +363,17 @@ def _after_attempt(
     attempt = state.attempt + 1
     state = state._replace(attempt=attempt, failures=0, reason=error.reason, message=str(error))
     of_batch = error.reason in failing.NO_MESSAGES_FAULT or not policy.bisects or batch is None
-    verdict = stopping.decide_given_up(state, failed)
-    if verdict is None and (delivery.blocking is Blocks.PARTITION or of_batch):
+    decision = stopping.decide_given_up(state, failed)
+    if decision is None and (delivery.blocking is Blocks.PARTITION or of_batch):
         delay = retry.decide_retry(attempt, delivery.retry, chance, error)
         if delay is not None:
             return state._replace(step=Step.FETCH, due=now + delay, batch=None, state=WorkerState.RETRYING)
-        verdict = None if of_batch else failing.decide_end(error, attempt, delivery)
-    elif verdict is None:
-        verdict = failing.decide_verdict(error, attempt, delivery, chance)
-    if verdict is None:
+        decision = None if of_batch else failing.decide_end(error, attempt, delivery)
+    elif decision is None:
+        decision = failing.decide_failure(error, attempt, delivery, chance)
+    if decision is None:
         return stopping.stop(state, failed, batch, now)
-    return state._replace(step=Step.HOLD_BATCH, due=now, batch=batch, verdict=verdict, state=WorkerState.RETRYING)
+    return state._replace(step=Step.HOLD_BATCH, due=now, batch=batch, decision=decision, state=WorkerState.RETRYING)
 
 
 def _throttled(state: ProcessorState, throttled: outcomes.Throttled, now: float) -> ProcessorState:

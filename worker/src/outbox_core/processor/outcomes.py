@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from outbox_core.errors import OutboxError
     from outbox_core.message import Batch
-    from outbox_core.processor.claimed_batch import Chunk, Refusal, RefusalVerdict
+    from outbox_core.processor.claimed_batch import Chunk, Refusal, RefusalDecision
     from outbox_core.processor.failing import Failure
     from outbox_core.processor.stopping import Named
     from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
@@ -390,12 +390,12 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """The message that failed has left the batch, which is done up to `pair`; None: the verdict is to stop, at `named`.
+    """The message that failed has left the batch, which is done up to `pair`; None: it stops, at `named`.
 
     The batch itself may reach further than its last message, so it is not over with that one.
     """
 
-    verdict: RefusalVerdict
+    decision: RefusalDecision
     pair: Checkpoint | None = None
     named: Named | None = None
 

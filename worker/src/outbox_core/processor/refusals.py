@@ -55,7 +55,7 @@ def after_refusal(state: ProcessorState, refused: outcomes.Rejected, now: float)
         # The batch was handled before: skip to the stored pair.
         return state._replace(
             step=Step.FETCH, due=now, stored=refused.new, cursor=refused.new, batch=None, delivered=False,
-            doubt=None, attempt=0, failures=0, unstored_rows=0, verdict=None,
+            doubt=None, attempt=0, failures=0, unstored_rows=0, decision=None,
         )  # fmt: skip
     if refused.answer is StoreAnswer.NOT_OWNER and state.doubt is not None and state.doubt.committing:
         # It may have been committed before ownership went: that is no conflict, and must not be reported as one.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outbox_core.message import Batch
     from outbox_core.processor import outcomes
     from outbox_core.processor.claimed_batch import ClaimedBatch
-    from outbox_core.processor.failing import Failure, PoisonSearch, Verdict
+    from outbox_core.processor.failing import Failure, FailureDecision, PoisonSearch
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.spec import Delivery
 
@@ -156,7 +156,7 @@ class ProcessorState(NamedTuple):
         given_up: the place of a message that a person gave up: if it fails once more, it is a dead letter.
         limit: most messages in the next batch, while the one that fails is looked for; None: as the resource says.
         search_end: the end of the batch that failed; it is looked for up to here.
-        verdict: what becomes of the message that failed alone; being written down.
+        decision: what becomes of the message that failed alone; being written down.
         failed: of the batch in hand, messages that failed alone and are to be held with its checkpoint.
         block: how many messages of a batch are tried at once, because some failed lately; None: all.
         held_block: the same for held messages.
@@ -201,7 +201,7 @@ class ProcessorState(NamedTuple):
     given_up: str | None = None
     limit: int | None = None
     search_end: Checkpoint | None = None
-    verdict: Verdict | None = None
+    decision: FailureDecision | None = None
     failed: tuple[Failure, ...] = ()
     block: int | None = None
     held_block: int | None = None
@@ -284,7 +284,7 @@ def without_ownership(state: ProcessorState) -> ProcessorState:
         idle=0,
         limit=None,
         search_end=None,
-        verdict=None,
+        decision=None,
         poison_search=None,
         blocking=False,
         held_due=inf,

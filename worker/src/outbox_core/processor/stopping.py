@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from outbox_core.processor.failing import Action, build_verdict
+from outbox_core.processor.failing import Action, build_decision
 from outbox_core.processor.state import Step, Stopped
 from outbox_core.report import Reason, WorkerState
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from outbox_core.errors import OutboxError
     from outbox_core.message import Batch
     from outbox_core.processor import outcomes
-    from outbox_core.processor.failing import Verdict
+    from outbox_core.processor.failing import FailureDecision
     from outbox_core.processor.state import ProcessorState
 
 DECISION_POLL: Final = 2.0
@@ -107,8 +107,8 @@ def decide_after_look(state: ProcessorState, decision: outcomes.Decision, now: f
     return again._replace(attempt=0, limit=1, search_end=state.stored, cursor=state.stored)
 
 
-def decide_given_up(state: ProcessorState, failed: outcomes.Failed) -> Verdict | None:
+def decide_given_up(state: ProcessorState, failed: outcomes.Failed) -> FailureDecision | None:
     """Say what becomes of a message that fails after a person gave it up; None: it is another message."""
     if failed.message is None or state.given_up != failed.message.place:
         return None
-    return build_verdict(Action.DEAD_LETTER, failed.error, max(1, state.attempt), blocks=False)
+    return build_decision(Action.DEAD_LETTER, failed.error, max(1, state.attempt), blocks=False)

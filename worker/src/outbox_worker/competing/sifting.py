@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from outbox_core.processor import failing
 from outbox_core.processor.claimed_batch import Chunk, Refusal, RefusalAction
-from outbox_core.processor.competing import judge
+from outbox_core.processor.competing import decide_refusal
 from outbox_core.processor.isolation import Search
 from outbox_core.processor.outcomes import Sifted
 from outbox_worker.logs import get_logger
@@ -123,8 +123,8 @@ class Sifting:
         crash_count = self._claimed.crash_count if number == 0 else 0
         attempts = crash_count + 1 + self._failed_before.get(message.checkpoint, 0)
         given_up = message.pair == self._given_up
-        verdict = judge(attempts, error, self._delivery, self._random.random(), given_up=given_up)
-        return Refusal(message, error, verdict)
+        decision = decide_refusal(attempts, error, self._delivery, self._random.random(), given_up=given_up)
+        return Refusal(message, error, decision)
 
     def _sifted(self, behind: int, block: int) -> Sifted:
         left = tuple(self._refusals if self._stop is None else self._refusals[:-1])
@@ -136,7 +136,7 @@ class Sifting:
     @property
     def _stop(self) -> Refusal | None:
         last = self._refusals[-1] if self._refusals else None
-        return last if last is not None and last.verdict.action is RefusalAction.STOP else None
+        return last if last is not None and last.decision.action is RefusalAction.STOP else None
 
     def _judge(self, found: Isolated) -> None:
         """Decide about each message that failed since the last time."""
@@ -163,10 +163,10 @@ def tell(sifted: Sifted) -> None:
     if not sifted.refusals:
         return
     first = sifted.refusals[0]
-    actions = sorted({each.verdict.action.value for each in sifted.refusals})
+    actions = sorted({each.decision.action.value for each in sifted.refusals})
     _log.warning(
         "messages left their batch",
         extra={"messages": len(sifted.refusals), "handled": sifted.handled, "actions": actions,
-               "messageId": first.message.message_id, "attempts": first.verdict.attempts, "error": str(first.error),
+               "messageId": first.message.message_id, "attempts": first.decision.attempts, "error": str(first.error),
                "detail": first.error.detail},
     )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from outbox_core.errors import MessagesFailedError, TransientError
 from outbox_core.part import Places
 from outbox_core.processor import outcomes
-from outbox_core.processor.claimed_batch import Chunk, RefusalAction, RefusalVerdict
+from outbox_core.processor.claimed_batch import Chunk, RefusalAction, RefusalDecision
 from outbox_core.processor.outcomes import Completed, Deferred, Joined, Lost, NothingTaken, Sifted, Taken
 from outbox_core.processor.state import Step
 from outbox_core.processor.turns import Turn, decide_turn
@@ -339,14 +339,14 @@ class CompetingSteps:
         if not messages:
             # The row was deleted meanwhile: nothing is left to try again.
             done = self._taker.complete(connection, claimed, chunk.examined, 0)
-            return Deferred(RefusalVerdict(RefusalAction.SKIP, 0), chunk.examined) if done else Lost()
+            return Deferred(RefusalDecision(RefusalAction.SKIP, 0), chunk.examined) if done else Lost()
         message, left = messages[0], self._sifting(state, chunk, messages).refuse(0, state.failure)
-        if left.verdict.action is RefusalAction.STOP:
-            return Deferred(left.verdict, named=self._named_message(message))
+        if left.decision.action is RefusalAction.STOP:
+            return Deferred(left.decision, named=self._named_message(message))
         if not self._taker.defer(connection, claimed, message.checkpoint, 1, [left]):
             return Lost()
         tell(Sifted(1, message.checkpoint, (left,), 1))
-        return Deferred(left.verdict, message.checkpoint)
+        return Deferred(left.decision, message.checkpoint)
 
     def _named_stop(self, sifted: Sifted) -> Named | None:
         return None if sifted.stop is None else self._named_message(sifted.stop.message)

@@ -142,12 +142,12 @@ class Handling:
 
     def _keeper(self, state: ProcessorState) -> Finish | None:
         """Return what holds a batch's messages in the transaction that passes them; None: there are none."""
-        batch, verdict, failed = state.batch, state.verdict, state.failed
-        if batch is None or not (batch.excluded or verdict or failed):
+        batch, decision, failed = state.batch, state.decision, state.failed
+        if batch is None or not (batch.excluded or decision or failed):
             return None
-        if verdict is not None:
+        if decision is not None:
             places = self._held.places(batch) if batch.held else self._fresh.places(batch)
-            failed = tuple(Failure(each.checkpoint, verdict, each.key) for each in places)
+            failed = tuple(Failure(each.checkpoint, decision, each.key) for each in places)
         settle = self._fresh.settle_with(state, batch, (*batch.excluded, *(each.checkpoint for each in failed)))
         return lambda connection: settle(connection, batch, failed)
 
@@ -205,10 +205,10 @@ class Handling:
 
     def fail_held(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Write down what becomes of the held message that failed alone."""
-        batch, verdict = batch_of(state), state.verdict
-        if verdict is None:
+        batch, decision = batch_of(state), state.decision
+        if decision is None:
             raise TransientError("nothing is decided about a held message", reason=Reason.INTERNAL_ERROR)
-        return self._held.fail(state, (Failure(batch.held[0].checkpoint, verdict),))
+        return self._held.fail(state, (Failure(batch.held[0].checkpoint, decision),))
 
     def isolate(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Find the messages of a batch that fail, let the others through and hold those, at once."""

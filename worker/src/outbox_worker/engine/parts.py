@@ -71,10 +71,10 @@ class Parts:
 def decide_failures(failed: Sequence[tuple[Place | Held, OutboxError]], delivery: Delivery) -> tuple[Failure, ...]:
     """Say what becomes of messages that failed; the random shares of their waits are spread evenly."""
 
-    def decide(message: Place | Held, error: OutboxError, chance: float) -> failing.Verdict:
+    def decide(message: Place | Held, error: OutboxError, chance: float) -> failing.FailureDecision:
         if isinstance(message, Held):
-            return failing.decide_held_verdict(error, message.attempts + 1, delivery, chance)
-        return failing.decide_passed_verdict(error, 1, delivery, chance)
+            return failing.decide_held_failure(error, message.attempts + 1, delivery, chance)
+        return failing.decide_passed_failure(error, 1, delivery, chance)
 
     return tuple(
         Failure(message.checkpoint, decide(message, error, (order + 0.5) / len(failed)), message.key)

@@ -109,7 +109,7 @@ def join(
     try:
         owned, queue, begun = call_row(
             connection, key.schema, "begin_competing", processor_id=key.processor_id, claim_uid=consumer.claim_uid,
-            queue=competing.queue, lower=str(Snapshot(horizon, horizon)), **pair_parameters("after", start),
+            queue=competing.queue, lower=str(Snapshot(horizon, horizon)), **pair_parameters(after=start),
         )  # fmt: skip
     except PermanentError as err:
         if not isinstance(err.__cause__, psycopg.errors.ObjectNotInPrerequisiteState):
@@ -222,23 +222,25 @@ class BatchTaker:
     def _claim(self, connection: psycopg.Connection[Any], found: Found) -> ClaimedBatch | NothingTaken:
         place, wanted, examined = found.dispatch_position, found.wanted, found.examined
         self._next.note_handed_out(found)
-        pairs = pair_parameters("after", place.after) | pair_parameters("upto", examined.upto)
-        values = self._names | pairs | {
+        values = self._names | pair_parameters(after=place.after, upto=examined.upto) | {
             "priority": place.priority, "dispatch_position": place.id, "lower": place.snapshot_range.lower,
             "upper": place.snapshot_range.upper, "whole": found.whole, "messages": examined.matched,
             "keys": examined.keys,
         }  # fmt: skip
         statement = load("claim_next").format(
             schema=sql.Identifier(self._key.schema),
-            delayed=self.reader.copies(wanted, examined.upto, examined.delayed),
+            delayed=self.reader.copies(wanted, examined.upto, examined.delayed) if examined.delayed else sql.NULL,
             **{name: sql.Literal(value) for name, value in values.items()},
         )
-        row = connection.execute(statement).fetchone()
-        if row is None:
+        (number,) = fetch_one(connection, statement)
+        if number is None:
             return NothingTaken(moved=True)
         if self.is_alone and self.server_run is not None and wanted.limit == self._limit and not found.whole:
             self.reader.read_ahead(wanted._replace(after=examined.upto), self.server_run)
-        return _claimed(row)
+        return ClaimedBatch(
+            number, place.priority, 1, place.snapshot_range, (), place.after, examined.upto, examined.matched,
+            excluded=examined.delayed,
+        )  # fmt: skip
 
     def complete(
         self, connection: psycopg.Connection[Any], claimed: ClaimedBatch, upto: Checkpoint, messages: int
@@ -268,7 +270,7 @@ class BatchTaker:
             TransientError: the server recovered from a crash since it was taken.
 
         """
-        parameters = self._names | more | pair_parameters("upto", upto) | {
+        parameters = self._names | more | pair_parameters(upto=upto) | {
             "batch": claimed.id, "attempt": claimed.attempt, "messages": messages, "server_run": self.server_run,
         }  # fmt: skip
         (settled,) = fetch_one(connection, in_schema(statement, self._key.schema), parameters)
@@ -365,10 +367,10 @@ def measure_lag(
 
 
 def _refusal_row(refusal: Refusal) -> dict[str, object]:
-    message, error, verdict = refusal.message, refusal.error, refusal.verdict
+    message, error, decision = refusal.message, refusal.error, refusal.decision
     return {
-        "t": str(message.transaction_id), "p": message.position, "action": verdict.action.value,
-        "wait": verdict.wait, "attempts": verdict.attempts, "id": message.message_id, "type": message.message_type,
+        "t": str(message.transaction_id), "p": message.position, "action": decision.action.value,
+        "wait": decision.wait, "attempts": decision.attempts, "id": message.message_id, "type": message.message_type,
         "publication": message.publication_id, "key": message.partition_key, "data": message.data,
         "metadata": message.metadata, "scheduled": None if message.scheduled is None else message.scheduled.isoformat(),
         "error_class": error.error_class, "error": shown_error(error),

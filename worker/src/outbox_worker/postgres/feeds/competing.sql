@@ -22,13 +22,10 @@ SELECT f.priority, f.id, f.lower_snapshot::text, f.upper_snapshot::text, f.after
 FROM {schema}.lock_dispatch_positions({processor_id}, {claim_uid}) AS f
 
 -- name: claim_next
--- Hands the batch out and ends the transaction.
-SELECT b.id, b.priority, b.attempt, b.lower_snapshot::text, b.upper_snapshot::text, b.after_transaction_id::text,
-       b.after_position, b.upto_transaction_id::text, b.upto_position, b.messages, b.chunk, b.crash_count,
-       b.transaction_ids::text[], b.positions, b.attempts, b.excluded
-FROM {schema}.claim_next({processor_id}, {priority}, {dispatch_position}, {lower}::pg_snapshot, {upper}::pg_snapshot,
-                        {after_transaction_id}::xid8, {after_position}, {upto_transaction_id}::xid8, {upto_position},
-                        {whole}, {messages}, {keys}::text[], {delayed}, {owner}, {pod}, {lease}::interval) AS b;
+-- Hands the batch out and ends the transaction; null: only the dispatch position moved.
+SELECT {schema}.claim_next({processor_id}, {priority}, {dispatch_position}, {lower}::pg_snapshot, {upper}::pg_snapshot,
+                           {after_transaction_id}::xid8, {after_position}, {upto_transaction_id}::xid8, {upto_position},
+                           {whole}, {messages}, {keys}::text[], {delayed}, {owner}, {pod}, {lease}::interval);
 COMMIT
 
 -- name: complete_batch

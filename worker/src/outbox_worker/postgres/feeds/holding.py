@@ -132,7 +132,7 @@ def hold(
         rows=rows,
         epoch=sql.Literal(lease.epoch),
         token=sql.Literal(str(lease.token)),
-        verdicts=sql.Literal(_verdicts(failed)),
+        decisions=sql.Literal(_decisions(failed)),
         **_pairs(wanted),
         **_identified(key),
     )
@@ -192,7 +192,7 @@ def settle(connection: Connection, key: ProcessorKey, lease: HeldLease, held: It
 
 def fail(connection: Connection, key: ProcessorKey, lease: HeldLease, failed: Sequence[Failure]) -> int:
     """Write down what becomes of held messages that failed again; return how many are still held, -1: not the owner."""
-    held: int = call(connection, key.schema, "fail_held_messages", **_leased(key, lease), verdicts=_verdicts(failed))
+    held: int = call(connection, key.schema, "fail_held_messages", **_leased(key, lease), decisions=_decisions(failed))
     return held
 
 
@@ -269,14 +269,14 @@ def observe(connection: Connection, key: ProcessorKey) -> tuple[FailureSummary, 
     return summary, {partition: Seen(due, blocking) for partition, due, blocking in seen}
 
 
-def _verdicts(failed: Iterable[Failure]) -> str:
+def _decisions(failed: Iterable[Failure]) -> str:
     return json.dumps(
         [
             {
                 "t": str(each.checkpoint.transaction_id), "p": each.checkpoint.position,
-                "action": each.verdict.action.value, "attempts": each.verdict.attempts,
-                "class": each.verdict.error_class, "error": each.verdict.error, "wait": each.verdict.wait,
-                "blocks": each.verdict.blocks,
+                "action": each.decision.action.value, "attempts": each.decision.attempts,
+                "class": each.decision.error_class, "error": each.decision.error, "wait": each.decision.wait,
+                "blocks": each.decision.blocks,
             }
             for each in failed
         ]

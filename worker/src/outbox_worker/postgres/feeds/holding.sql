@@ -62,10 +62,10 @@ FROM (
                array_agg(ROW(NULL, 0, c.key, NULL, 0, c.transaction_id, c.position, c.message_id, c.message_type,
                              c.publication_id, c.partition_key, c.data, c.metadata, c.scheduled, false, false, 0, 0, NULL,
                              NULL, NULL, c.deliver_after)::{schema}.held_messages ORDER BY c.n),
-               {verdicts}::jsonb) AS kept,
+               {decisions}::jsonb) AS kept,
            count(*) AS found
     FROM (SELECT b.*, (b.transaction_id, b.position) NOT IN (
-                     SELECT v.t, v.p FROM jsonb_to_recordset({verdicts}::jsonb) AS v (t xid8, p bigint, action text)
+                     SELECT v.t, v.p FROM jsonb_to_recordset({decisions}::jsonb) AS v (t xid8, p bigint, action text)
                      WHERE v.action = 'DeadLetter') AS lives,
                  sum(coalesce(octet_length(b.data), 0) + coalesce(octet_length(b.metadata), 0))
                      OVER (ORDER BY b.n ROWS UNBOUNDED PRECEDING) / 4000000 AS part

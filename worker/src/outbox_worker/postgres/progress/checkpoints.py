@@ -142,8 +142,8 @@ def store(
     """
     if new.snapshot_range is None:
         answer = call(
-            connection, key.schema, "store_processor_checkpoint", **key.names, **pair_parameters("new", new),
-            **pair_parameters("expected", expected), epoch=epoch, owner_token=token,
+            connection, key.schema, "store_processor_checkpoint", **key.names,
+            **pair_parameters(new=new, expected=expected), epoch=epoch, owner_token=token,
         )  # fmt: skip
     else:
         answer = call(
@@ -159,8 +159,8 @@ def compose_store(
     """Return the same call, for a statement among others that are sent at once."""
     if new.snapshot_range is None:
         return compose_call(
-            key.schema, "store_processor_checkpoint", **key.names, **pair_parameters("new", new),
-            **pair_parameters("expected", expected), epoch=epoch, owner_token=token,
+            key.schema, "store_processor_checkpoint", **key.names, **pair_parameters(new=new, expected=expected),
+            epoch=epoch, owner_token=token,
         )  # fmt: skip
     return compose_call(
         key.schema, "store_processor_range", **key.names, **range_parameters("new", new),
@@ -339,9 +339,10 @@ def partition_parameters(pairs: Mapping[int, Checkpoint]) -> dict[str, list[Any]
     }
 
 
-def pair_parameters(name: str, pair: Checkpoint | None) -> dict[str, Any]:
-    """Spread a pair over `NAME_transaction_id` (as text: JSON and drivers have no xid8) and `NAME_position`."""
-    return {
-        f"{name}_transaction_id": None if pair is None else str(pair.transaction_id),
-        f"{name}_position": None if pair is None else pair.position,
-    }
+def pair_parameters(**pairs: Checkpoint | None) -> dict[str, Any]:
+    """Spread each pair over `NAME_transaction_id` (as text: JSON and drivers have no xid8) and `NAME_position`."""
+    parameters: dict[str, Any] = {}
+    for name, pair in pairs.items():
+        parameters[f"{name}_transaction_id"] = None if pair is None else str(pair.transaction_id)
+        parameters[f"{name}_position"] = None if pair is None else pair.position
+    return parameters

@@ -66,8 +66,8 @@ def record_refusal(connection: Connection, key: ProcessorKey, refusal: Refusal) 
     """Record a refusal and return its number; in a transaction of its own, because the refused one rolls back."""
     number: int | None = call(
         connection, key.schema, "record_refusal", **key.names, code=int(refusal.code),
-        **pair_parameters("expected", refusal.expected), **pair_parameters("stored", refusal.stored),
-        **pair_parameters("new", refusal.new), epoch=refusal.epoch, pod=refusal.pod, claim_uid=refusal.claim_uid,
+        **pair_parameters(expected=refusal.expected, stored=refusal.stored, new=refusal.new), epoch=refusal.epoch,
+        pod=refusal.pod, claim_uid=refusal.claim_uid,
         needs_person=refusal.needs_person,
     )  # fmt: skip
     return number or 0

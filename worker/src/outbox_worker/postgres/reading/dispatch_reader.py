@@ -143,8 +143,6 @@ class DispatchReader:
 
     def copies(self, wanted: ReadRange, upto: Checkpoint, positions: tuple[int, ...]) -> sql.Composable:
         """Return the array of the range's messages at these positions, for `claim_next` to keep."""
-        if not positions:
-            return sql.SQL("'{{}}'::{}[]").format(sql.Identifier(self._schema, "competing_copies"))
         rows = self._rows("text", lambda table: table.selection(payload="text"), wanted._replace(up_to=upto))
         return load("copied_rows").format(
             rows=rows, schema=sql.Identifier(self._schema), processor_id=self._processor_id,
