@@ -35,25 +35,25 @@ def _still_once(sentence: str, **constants: str) -> Case:
     return Case(sentence, Question(constants=constants, invariants=("ExactlyOnce",), symmetric=True))
 
 
-def _division(sentence: str, verdict: str = HOLDS, **constants: str) -> Case:
+def _rebalance(sentence: str, verdict: str = HOLDS, **constants: str) -> Case:
     """Ask about a change of the number of partitions; without a verdict, all that its .cfg names."""
     invariants = () if verdict == HOLDS else (verdict,)
-    question = Question("Division", constants, invariants=invariants, symmetric=verdict == HOLDS)
+    question = Question("Rebalance", constants, invariants=invariants, symmetric=verdict == HOLDS)
     return Case(f"partitions: {sentence}", question, verdict)
 
 
-def _windows(sentence: str, verdict: str = HOLDS, **constants: str) -> Case:
-    """Ask the same where checkpoints are windows between snapshots."""
+def _ranges(sentence: str, verdict: str = HOLDS, **constants: str) -> Case:
+    """Ask the same where checkpoints are snapshot ranges."""
     invariants = () if verdict == HOLDS else (verdict,)
-    question = Question("Windows", constants, invariants=invariants, symmetric=verdict == HOLDS)
+    question = Question("SnapshotRanges", constants, invariants=invariants, symmetric=verdict == HOLDS)
     return Case(f"partitions, cursor Snapshot: {sentence}", question, verdict)
 
 
 def _crash(sentence: str, verdict: str = HOLDS, **constants: str) -> Case:
-    """Ask what a crash of the server does to windows that a process remembers over it."""
+    """Ask what a crash of the server does to snapshot ranges that a process remembers over it."""
     invariants = () if verdict == HOLDS else (verdict,)
     constants = {"Asks": "0", "Crashes": "1", "Begun": "{1}", "Acquires": "1"} | constants
-    question = Question("Windows", constants, invariants=invariants, symmetric=verdict == HOLDS)
+    question = Question("SnapshotRanges", constants, invariants=invariants, symmetric=verdict == HOLDS)
     return Case(f"a crash, cursor Snapshot: {sentence}", question, verdict)
 
 
@@ -82,8 +82,8 @@ GOOD: Final = (
     ),
     Case("what runs: a standby goes on", Question(constants=_SMALL, properties=("StandbyGoesOn",))),
     Case("what runs: it goes on in time", Question("Takeover")),
-    _division("what runs"),
-    _windows("what runs"),
+    _rebalance("what runs"),
+    _ranges("what runs"),
     _crash("what runs"),
     _crash("what runs, where the checkpoint is in another server", **_APART),
     _pipeline("what runs"),
@@ -119,16 +119,16 @@ BAD: Final = (
     _invariant("ExactlyOnce", "a refused batch is committed all the same", RefusalRollsBack="FALSE"),
     _invariant("NoFalseConflict", "a COMMIT without an answer is taken for failed", Doubt='"failed"'),
     _invariant("NoFalseConflict", "a COMMIT without an answer is taken for done", Doubt='"done"'),
-    _division("the line at the reading bound", "NobodyBeyond", Line='"bound"'),
-    _division("a reader looks for the line before it reads", "NobodyBeyond", LooksAfter="FALSE"),
-    _division("an owner never compares their number", "NothingSkipped", NumberChecked="FALSE", NumberLooked="FALSE"),
-    _division("the change does not wait for all", "NothingSkipped", AllAwaited="FALSE"),
-    _division("leases outlast it unseen", "NothingSkipped", LeasesEnded="FALSE", NumberLooked="FALSE"),
-    _windows("the line is the asking transaction's own snapshot", "NobodyBeyond", Line='"own"'),
-    _windows("a reader looks for the wish before it takes its snapshot", "NobodyBeyond", LooksAfter="FALSE"),
-    _windows("a window that sees the mark is kept", "NobodyBeyond", Drops="FALSE"),
+    _rebalance("the barrier at the high-water mark", "NobodyBeyond", Barrier='"high-water mark"'),
+    _rebalance("a reader looks for the barrier before it reads", "NobodyBeyond", LooksAfter="FALSE"),
+    _rebalance("an owner never compares their number", "NothingSkipped", NumberChecked="FALSE", NumberLooked="FALSE"),
+    _rebalance("the change does not wait for all", "NothingSkipped", AllAwaited="FALSE"),
+    _rebalance("leases outlast it unseen", "NothingSkipped", LeasesEnded="FALSE", NumberLooked="FALSE"),
+    _ranges("the barrier is the asking transaction's own snapshot", "NobodyBeyond", Barrier='"own"'),
+    _ranges("a reader looks for the wish before it takes its snapshot", "NobodyBeyond", LooksAfter="FALSE"),
+    _ranges("a snapshot range that sees the mark is kept", "NobodyBeyond", Drops="FALSE"),
     _crash("the server's run is not compared", "NothingSkipped", Runs="FALSE"),
-    _crash("a window is kept apart whose WAL is not flushed", "NothingSkipped", Flushed="FALSE", **_APART),
+    _crash("a snapshot range is kept apart whose WAL is not flushed", "NothingSkipped", Flushed="FALSE", **_APART),
     _pipeline("a later batch is stored before an earlier one", "NothingLost", OldestFirst="FALSE"),
     _pipeline("a batch is stored before it is confirmed", "NothingLost", Awaited="FALSE"),
     _pipeline("what was under way is believed taken after a fault", "NothingLost", ReadAgain="FALSE"),
@@ -139,18 +139,18 @@ BAD: Final = (
 AGAIN: Final = (
     _invariant("NoFalseConflict", "the epoch is checked without a lock: a false alarm", FenceLocked="FALSE"),
     _step("NeverBack", "the expected pair is not compared: the checkpoint goes back", PairCompared="FALSE", **_HANDS),
-    _division("leases outlast it unseen: a false alarm", "NoFalseConflict", LeasesEnded="FALSE", NumberLooked="FALSE"),
-    _windows("the change does not wait for all", "NothingSkipped", AllAwaited="FALSE"),
+    _rebalance("leases outlast it unseen: a false alarm", "NoFalseConflict", LeasesEnded="FALSE", NumberLooked="FALSE"),
+    _ranges("the change does not wait for all", "NothingSkipped", AllAwaited="FALSE"),
     _crash("the server's run is not compared: a false alarm", "NoFalseConflict", Runs="FALSE"),
 )
 """What else is violated by variants of BAD."""
 
 POSSIBLE: Final = (
-    _division("the model comes to a change", "NeverChanged"),
-    _division("the model comes to a process of another number at work", "NeverStale"),
-    _windows("the model comes to a change", "NeverChanged"),
+    _rebalance("the model comes to a change", "NeverChanged"),
+    _rebalance("the model comes to a process of another number at work", "NeverStale"),
+    _ranges("the model comes to a change", "NeverChanged"),
     _crash("the model comes to a process that remembers an id that was handed out again", "NeverAgain"),
-    _windows("the model comes to a line that an idle partition has to store", "NeverAtLineInMemory"),
+    _ranges("the model comes to a barrier that an idle partition has to store", "NeverAtBarrierInMemory"),
     _pipeline("not promised: a message comes once after a fault", "NeverAgain"),
     _pipeline("the model comes to a later batch that is confirmed first", "NeverOvertaken"),
     _numbers("not promised: a message is there once although one before it was left out", "AlwaysOnce"),
@@ -170,19 +170,19 @@ POSSIBLE: Final = (
 LARGE: Final = (
     _numbers("what runs, four messages, two faults, two left out", Last="4", Faults="2", Epochs="3", Unfits="2"),
     _pipeline("what runs, three batches of four messages, two faults", Last="4", Most="3", Faults="2", Epochs="3"),
-    _windows("what runs, three transactions", Last="3"),
+    _ranges("what runs, three transactions", Last="3"),
     _crash("what runs, a lease acquired again", Acquires="2"),
     _crash("what runs, two crashes, three transactions", Crashes="2", Last="3"),
     _crash("what runs, two partitions", Begun="{1, 2}"),
     _crash("what runs apart, two crashes, three transactions", Crashes="2", Last="3", **_APART),
-    _windows("what runs, two changes or one taken back", Asks="2", Acquires="3"),
-    _windows("leases outlast it, but each reading looks at their number", LeasesEnded="FALSE"),
-    _windows("the model comes to a wish inside an open window", "NeverInsideAtWish", Last="3"),
-    _division("what runs, two changes or one taken back", Asks="2", Acquires="3"),
-    _division("what runs, four transactions", Last="4"),
-    _division("leases outlast it, but each reading looks at their number", LeasesEnded="FALSE"),
-    _division("nobody looks at their number again, but leases end", NumberLooked="FALSE"),
-    _division("their number is not compared under the lease, but after each reading", NumberChecked="FALSE"),
+    _ranges("what runs, two changes or one taken back", Asks="2", Acquires="3"),
+    _ranges("leases outlast it, but each reading looks at their number", LeasesEnded="FALSE"),
+    _ranges("the model comes to a wish inside an open snapshot range", "NeverInsideAtWish", Last="3"),
+    _rebalance("what runs, two changes or one taken back", Asks="2", Acquires="3"),
+    _rebalance("what runs, four transactions", Last="4"),
+    _rebalance("leases outlast it, but each reading looks at their number", LeasesEnded="FALSE"),
+    _rebalance("nobody looks at their number again, but leases end", NumberLooked="FALSE"),
+    _rebalance("their number is not compared under the lease, but after each reading", NumberChecked="FALSE"),
     Case("what runs, three faults", Question(constants={"Faults": "3"}, symmetric=True)),
     Case("what runs, two faults and a hand", Question(constants=_HANDS, symmetric=True)),
     Case("what runs, one fault and two hands", Question(constants={**_ONE_FAULT, "Edits": "2"}, symmetric=True)),

@@ -1,7 +1,7 @@
------------------------------- MODULE Windows -------------------------------
+--------------------------- MODULE SnapshotRanges --------------------------
 (***************************************************************************)
-(* Division with the cursor Snapshot: the same change, but a checkpoint is *)
-(* a window between two snapshots, and the line is a snapshot.             *)
+(* Rebalance with the cursor Snapshot: the same change, but a checkpoint is *)
+(* a range between two snapshots, and the barrier is a snapshot.             *)
 (*                                                                         *)
 (* Of two snapshots the later one sees all that the earlier one sees.  So  *)
 (* a snapshot is a number here: how many transactions were over, in the    *)
@@ -23,11 +23,11 @@ CONSTANTS
   Last,           \* transactions that end
   Asks,           \* how often the resource is changed
   Acquires,       \* how often a lease is acquired
-  Begun,          \* into how many partitions it may be divided at first
-  \* What the change consists of. All TRUE, and Line = "after", is what runs.
-  Line,           \* a snapshot "after" the asking commit; or the asking transaction's "own"
+  Begun,          \* into how many partitions it may be partitioned at first
+  \* What the change consists of. All TRUE, and Barrier = "after", is what runs.
+  Barrier,           \* a snapshot "after" the asking commit; or the asking transaction's "own"
   LooksAfter,     \* a reader looks for the wish after it has taken its upper snapshot, not before
-  Drops,          \* it drops a window that sees the wish's mark
+  Drops,          \* it drops a range that sees the wish's mark
   AllAwaited,     \* the change waits for every partition
   NumberChecked,  \* whoever acquired a lease compares the number of partitions under it
   LeasesEnded,    \* the change ends all leases
@@ -35,7 +35,7 @@ CONSTANTS
   Crashes,        \* how often
   Runs,           \* a transaction that stores compares the server's run with the one that was loaded under
   Kept,           \* checkpoint and effects are in the same database, "here"; or in another server's, "apart"
-  Flushed         \* apart: what a window sees is flushed in the source before the window is used
+  Flushed         \* apart: what a range sees is flushed in the source before the range is used
 
 VARIABLES
   over,    \* how many transactions are: what a snapshot taken now sees
@@ -44,8 +44,8 @@ VARIABLES
   number,  \* processor_partitions: how many there are,
   next,    \* ... how many there shall be (0: as many),
   mark,    \* ... who asked for it,
-  line,    \* ... and the stop line, None until it is drawn
-  cp,      \* processor_checkpoints by partition: [seen, upper], see Window
+  barrier,    \* ... and the stop barrier, None until it is drawn
+  cp,      \* processor_checkpoints by partition: [seen, upper], see Range
   lease,   \* processor_leases, by partition; rows stay
   me,      \* what each process remembers
   done,    \* ghost: how often each message was handled
@@ -56,8 +56,8 @@ VARIABLES
   disk,    \* what a crash leaves
   crashes  \* the server's run
 
-vars == <<void, disk, crashes, over, asking, asked, number, next, mark, line, cp, lease, me, done, skipped, alarm, asks, acquires>>
-division == <<number, next, mark, line>>
+vars == <<void, disk, crashes, over, asking, asked, number, next, mark, barrier, cp, lease, me, done, skipped, alarm, asks, acquires>>
+partitioning == <<number, next, mark, barrier>>
 ghosts == <<done, skipped, alarm>>
 durable == <<void, disk, crashes>>
 
@@ -68,14 +68,14 @@ Nobody == "nobody"
 NotAsking == [own |-> None, to |-> 0]
 Has(p, n, m) == (m % 2) % n = p /\ m \notin asked \cup void
 
-(* Examined up to `seen`; the window it is in ends at `upper`, which stays  *)
-(* until the window is read. Between two windows they are the same.         *)
-Window(seen, upper) == [seen |-> seen, upper |-> upper]
-Read0(n) == Window(n, n)
+(* Examined up to `seen`; the range it is in ends at `upper`, which stays  *)
+(* until the range is read. Between two ranges they are the same.         *)
+Range(seen, upper) == [seen |-> seen, upper |-> upper]
+Read0(n) == Range(n, n)
 Gone == Read0(None)
 
 NoMemory(n) == [at |-> "out", n |-> n, p |-> 0, epoch |-> 0, stored |-> Read0(0), from |-> Read0(0), to |-> Read0(0),
-                line |-> None, run |-> 0]
+                barrier |-> None, run |-> 0]
 Become(w, m) == me' = [me EXCEPT ![w] = m]
 Out(w) == \E n \in Numbers : Become(w, NoMemory(n))
 
@@ -84,35 +84,35 @@ Out(w) == \E n \in Numbers : Become(w, NoMemory(n))
 
 End ==
   /\ over < Last /\ over' = over + 1
-  /\ UNCHANGED <<durable, asking, asked, asks, division, cp, lease, me, ghosts, acquires>>
+  /\ UNCHANGED <<durable, asking, asked, asks, partitioning, cp, lease, me, ghosts, acquires>>
 
 RollBack ==
   /\ Crashes > 0 /\ over < Last /\ over' = over + 1 /\ void' = void \cup {over + 1}
-  /\ UNCHANGED <<disk, crashes, asking, asked, asks, division, cp, lease, me, ghosts, acquires>>
+  /\ UNCHANGED <<disk, crashes, asking, asked, asks, partitioning, cp, lease, me, ghosts, acquires>>
 
 (* ask_partitions.sql ... *)
 Ask ==
   /\ asking = NotAsking /\ next = 0 /\ asks < Asks
   /\ asking' = [own |-> over, to |-> 3 - number] /\ asks' = asks + 1
-  /\ UNCHANGED <<durable, over, asked, division, cp, lease, me, ghosts, acquires>>
+  /\ UNCHANGED <<durable, over, asked, partitioning, cp, lease, me, ghosts, acquires>>
 
 (* ... and its commit.                                                      *)
 Asked ==
   /\ asking # NotAsking /\ over < Last
   /\ over' = over + 1 /\ asked' = asked \cup {over + 1}
-  /\ next' = asking.to /\ mark' = over + 1 /\ line' = IF Line = "own" THEN asking.own ELSE None
+  /\ next' = asking.to /\ mark' = over + 1 /\ barrier' = IF Barrier = "own" THEN asking.own ELSE None
   /\ asking' = NotAsking
   /\ UNCHANGED <<durable, asks, number, cp, lease, me, ghosts, acquires>>
 
 (* draw_snapshot_barrier.sql, by any process.                                  *)
 Draw ==
-  /\ next # 0 /\ line = None /\ line' = over
+  /\ next # 0 /\ barrier = None /\ barrier' = over
   /\ UNCHANGED <<durable, over, asking, asked, asks, number, next, mark, cp, lease, me, ghosts, acquires>>
 
 (* The resource asks for the number there is: the change is taken back.     *)
 TakeBack ==
   /\ next # 0 /\ asks < Asks /\ asks' = asks + 1
-  /\ next' = 0 /\ mark' = 0 /\ line' = None
+  /\ next' = 0 /\ mark' = 0 /\ barrier' = None
   /\ UNCHANGED <<durable, over, asking, asked, number, cp, lease, me, ghosts, acquires>>
 
 ----------------------------------------------------------------------------
@@ -127,7 +127,7 @@ Acquire(w) ==
        /\ lease' = [lease EXCEPT ![p] = [epoch |-> @.epoch + 1, owner |-> w]]
        /\ Become(w, [NoMemory(me[w].n) EXCEPT !.at = "load", !.p = p, !.epoch = lease[p].epoch + 1])
   /\ acquires' = acquires + 1
-  /\ UNCHANGED <<durable, over, asking, asked, asks, division, cp, ghosts>>
+  /\ UNCHANGED <<durable, over, asking, asked, asks, partitioning, cp, ghosts>>
 
 Load(w) ==
   /\ me[w].at = "load"
@@ -136,27 +136,27 @@ Load(w) ==
      THEN lease' = [lease EXCEPT ![me[w].p].owner = Nobody] /\ Become(w, NoMemory(number))
      ELSE Become(w, [me[w] EXCEPT !.at = "read", !.stored = cp[me[w].p], !.from = cp[me[w].p],
                                !.run = crashes]) /\ UNCHANGED lease
-  /\ UNCHANGED <<durable, over, asking, asked, asks, division, cp, ghosts, acquires>>
+  /\ UNCHANGED <<durable, over, asking, asked, asks, partitioning, cp, ghosts, acquires>>
 
 (* What a crash leaves if it comes now: of another server's, what is there. *)
 Source == [over |-> over, void |-> void, asked |-> asked]
 Now == IF Kept = "apart" THEN Source
        ELSE Source @@ [number |-> number, cp |-> cp, lease |-> lease, done |-> done, skipped |-> skipped]
 
-(* A page of the open window, or of a new one: up to the line it knows, or  *)
+(* A page of the open range, or of a new one: up to the barrier it knows, or  *)
 (* to now. Of any size.                                                     *)
 Read(w) ==
   LET m == me[w]
-      upper == IF m.from.seen < m.from.upper THEN m.from.upper ELSE IF m.line = None THEN over ELSE m.line
+      upper == IF m.from.seen < m.from.upper THEN m.from.upper ELSE IF m.barrier = None THEN over ELSE m.barrier
   IN
   /\ m.at = (IF LooksAfter THEN "read" ELSE "looked")
   /\ disk' = IF Crashes > 0 /\ Kept = "apart" /\ Flushed THEN Now ELSE disk  \* apart.py, read_durably
   /\ \E seen \in (m.from.seen + 1)..upper :
-       Become(w, [m EXCEPT !.at = IF LooksAfter THEN "look" ELSE "work", !.to = Window(seen, upper)])
-  /\ UNCHANGED <<void, crashes, over, asking, asked, asks, division, cp, lease, ghosts, acquires>>
+       Become(w, [m EXCEPT !.at = IF LooksAfter THEN "look" ELSE "work", !.to = Range(seen, upper)])
+  /\ UNCHANGED <<void, crashes, over, asking, asked, asks, partitioning, cp, lease, ghosts, acquires>>
 
-(* Is it beyond a line that may not be drawn yet? (stop_line.py)            *)
-Beyond(window) == next # 0 /\ window.upper >= mark /\ window.upper # line
+(* Is it beyond a barrier that may not be drawn yet? (barrier.py)            *)
+Beyond(range) == next # 0 /\ range.upper >= mark /\ range.upper # barrier
 Empty(m) == \A x \in (m.from.seen + 1)..m.to.seen : ~Has(m.p, m.n, x)
 
 Look(w) ==
@@ -164,21 +164,21 @@ Look(w) ==
   /\ m.at = (IF LooksAfter THEN "look" ELSE "read")
   /\ IF number # m.n
      THEN Become(w, [m EXCEPT !.at = "load"])       \* finds that it owns nothing any more
-     ELSE IF ~LooksAfter THEN Become(w, [m EXCEPT !.at = "looked", !.line = line])
-     ELSE IF Drops /\ (Beyond(m.to) \/ (m.line # line /\ m.line # None))
-     THEN Become(w, [m EXCEPT !.at = "read", !.line = line])
-     ELSE \/ Become(w, [m EXCEPT !.at = "work", !.line = line])
-          \/ /\ Empty(m) /\ m.to # Read0(line)      \* nothing to store: it moves on in memory only
-             /\ Become(w, [m EXCEPT !.at = "read", !.line = line, !.from = m.to])
-  /\ UNCHANGED <<durable, over, asking, asked, asks, division, cp, lease, ghosts, acquires>>
+     ELSE IF ~LooksAfter THEN Become(w, [m EXCEPT !.at = "looked", !.barrier = barrier])
+     ELSE IF Drops /\ (Beyond(m.to) \/ (m.barrier # barrier /\ m.barrier # None))
+     THEN Become(w, [m EXCEPT !.at = "read", !.barrier = barrier])
+     ELSE \/ Become(w, [m EXCEPT !.at = "work", !.barrier = barrier])
+          \/ /\ Empty(m) /\ m.to # Read0(barrier)      \* nothing to store: it moves on in memory only
+             /\ Become(w, [m EXCEPT !.at = "read", !.barrier = barrier, !.from = m.to])
+  /\ UNCHANGED <<durable, over, asking, asked, asks, partitioning, cp, lease, ghosts, acquires>>
 
 (* It has nothing to read; it looks again now and then.                     *)
 Rest(w) ==
   LET m == me[w] IN
-  /\ m.at \in {"read", "looked"} /\ m.from.seen = m.from.upper /\ m.line # None /\ m.from.seen >= m.line
-  /\ m.line # line \/ number # m.n
-  /\ Become(w, IF number # m.n THEN [m EXCEPT !.at = "load"] ELSE [m EXCEPT !.at = "read", !.line = line])
-  /\ UNCHANGED <<durable, over, asking, asked, asks, division, cp, lease, ghosts, acquires>>
+  /\ m.at \in {"read", "looked"} /\ m.from.seen = m.from.upper /\ m.barrier # None /\ m.from.seen >= m.barrier
+  /\ m.barrier # barrier \/ number # m.n
+  /\ Become(w, IF number # m.n THEN [m EXCEPT !.at = "load"] ELSE [m EXCEPT !.at = "read", !.barrier = barrier])
+  /\ UNCHANGED <<durable, over, asking, asked, asks, partitioning, cp, lease, ghosts, acquires>>
 
 (* server_run.sql, in the BEGIN of transaction.py.                          *)
 Lost(m) == Runs /\ Kept = "here" /\ m.run # crashes
@@ -200,34 +200,34 @@ Store(w) ==
           /\ Become(w, [m EXCEPT !.at = "read", !.stored = m.to, !.from = m.to])
      ELSE Out(w) /\ UNCHANGED <<cp, done, skipped>>
   /\ alarm' = (alarm \/ (~Lost(m) /\ Owner(w) /\ cp[m.p] # m.stored))
-  /\ UNCHANGED <<durable, over, asking, asked, asks, division, lease, acquires>>
+  /\ UNCHANGED <<durable, over, asking, asked, asks, partitioning, lease, acquires>>
 
 (* change_partitions.sql, by any process.                                   *)
 Change ==
-  /\ next # 0 /\ line # None
-  /\ IF AllAwaited THEN \A p \in 0..(number - 1) : cp[p] = Read0(line)
-                   ELSE \E p \in 0..(number - 1) : cp[p] = Read0(line)
-  /\ number' = next /\ next' = 0 /\ mark' = 0 /\ line' = None
-  /\ cp' = [p \in Partitions |-> IF p < next THEN Read0(line) ELSE Gone]
+  /\ next # 0 /\ barrier # None
+  /\ IF AllAwaited THEN \A p \in 0..(number - 1) : cp[p] = Read0(barrier)
+                   ELSE \E p \in 0..(number - 1) : cp[p] = Read0(barrier)
+  /\ number' = next /\ next' = 0 /\ mark' = 0 /\ barrier' = None
+  /\ cp' = [p \in Partitions |-> IF p < next THEN Read0(barrier) ELSE Gone]
   /\ lease' = IF LeasesEnded THEN [p \in Partitions |-> [lease[p] EXCEPT !.owner = Nobody]] ELSE lease
   /\ UNCHANGED <<durable, over, asking, asked, asks, me, ghosts, acquires>>
 
 (* A lease lapses; its holder may be dead, or frozen and wake up later.     *)
 Lapse ==
   /\ \E p \in Partitions : lease[p].owner # Nobody /\ lease' = [lease EXCEPT ![p].owner = Nobody]
-  /\ UNCHANGED <<durable, over, asking, asked, asks, division, cp, me, ghosts, acquires>>
+  /\ UNCHANGED <<durable, over, asking, asked, asks, partitioning, cp, me, ghosts, acquires>>
 
 (* SIGKILL; what starts in its place was perhaps given another number.      *)
 Crash(w) ==
   /\ me[w].at # "out" /\ Out(w)
-  /\ UNCHANGED <<durable, over, asking, asked, asks, division, cp, lease, ghosts, acquires>>
+  /\ UNCHANGED <<durable, over, asking, asked, asks, partitioning, cp, lease, ghosts, acquires>>
 
 ----------------------------------------------------------------------------
 (* The server writes its WAL to the disk, in the order in which things      *)
 (* happened; nobody waits for it.                                           *)
 Flush ==
   /\ crashes < Crashes /\ disk # Now /\ disk' = Now
-  /\ UNCHANGED <<void, crashes, over, asking, asked, asks, division, cp, lease, me, ghosts, acquires>>
+  /\ UNCHANGED <<void, crashes, over, asking, asked, asks, partitioning, cp, lease, me, ghosts, acquires>>
 
 (* A backend was killed. Processes remember what they did before.           *)
 CrashServer ==
@@ -238,12 +238,12 @@ CrashServer ==
           /\ UNCHANGED <<number, cp, lease, skipped>>
      ELSE /\ number' = disk.number /\ cp' = disk.cp /\ lease' = disk.lease
           /\ done' = disk.done /\ skipped' = disk.skipped
-  /\ UNCHANGED <<disk, asks, next, mark, line, me, alarm, acquires>>
+  /\ UNCHANGED <<disk, asks, next, mark, barrier, me, alarm, acquires>>
 
 ----------------------------------------------------------------------------
 Init ==
   /\ over = 0 /\ asking = NotAsking /\ asked = {} /\ asks = 0 /\ acquires = 0
-  /\ number \in Begun /\ next = 0 /\ mark = 0 /\ line = None
+  /\ number \in Begun /\ next = 0 /\ mark = 0 /\ barrier = None
   /\ cp = [p \in Partitions |-> IF p < number THEN Read0(0) ELSE Gone]
   /\ lease = [p \in Partitions |-> [epoch |-> 0, owner |-> Nobody]]
   /\ me \in [Workers -> {NoMemory(n) : n \in Numbers}]
@@ -271,15 +271,15 @@ NothingSkipped ==
 (* No change is taken for somebody who edits checkpoints.                   *)
 NoFalseConflict == ~alarm
 
-(* The line holds every window that somebody has stored a page of.          *)
-NobodyBeyond == line # None => \A p \in 0..(number - 1) : cp[p].upper <= line
+(* The barrier holds every range that somebody has stored a page of.          *)
+NobodyBeyond == barrier # None => \A p \in 0..(number - 1) : cp[p].upper <= barrier
 
 (* These shall fail: the model does come to what it is about.               *)
 NeverChanged == ~(asks > 0 /\ next = 0 /\ asked # {} /\ \E x \in asked : \E w \in Workers :
                     me[w].at = "work" /\ me[w].from.seen >= x)
-NeverAtLineInMemory == ~(\E w \in Workers : me[w].at = "work" /\ me[w].to = Read0(line) /\ Empty(me[w])
+NeverAtBarrierInMemory == ~(\E w \in Workers : me[w].at = "work" /\ me[w].to = Read0(barrier) /\ Empty(me[w])
                            /\ me[w].stored # me[w].from)
-NeverInsideAtWish == ~(next # 0 /\ line = None /\ \E p \in 0..(number - 1) : cp[p].seen < cp[p].upper)
+NeverInsideAtWish == ~(next # 0 /\ barrier = None /\ \E p \in 0..(number - 1) : cp[p].seen < cp[p].upper)
 
 NeverAgain == ~(crashes > 0 /\ \E w \in Workers : me[w].at = "work" /\ me[w].run # crashes /\ me[w].from.seen > disk.over
                   /\ over >= me[w].from.seen)
