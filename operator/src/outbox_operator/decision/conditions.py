@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.report import Reason as WorkerReason
 from outbox_core.report import RebuildState, RebuildView, WorkerState
+from outbox_core.spec import Blocks, Mode
 from outbox_operator.api.observed import Problem
 from outbox_operator.api.reasons import IN_FLIGHT, ConditionType, Reason
 from outbox_operator.api.status import MAX_MESSAGE, Condition, Phase
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
+    from outbox_core.report import Report
     from outbox_operator.decision.merge import Facts
     from outbox_operator.decision.policies import PolicyResult
 
@@ -160,11 +162,10 @@ def _source(facts: Facts) -> Answer:
 
 def _flow(facts: Facts) -> Answer:
     """Say what failing messages keep others waiting; those that wait for a person come first."""
-    working = (report for report in facts.observed.reports if report.state is not WorkerState.STANDBY)
+    working = [report for report in facts.observed.reports if report.state is not WorkerState.STANDBY]
     circuits = {report.circuit for report in working if report.circuit is not None}
-    if "Open" in circuits:
-        message = "the target fails message after message: it is spared for a while, then it is tried again"
-        return Answer(False, Reason.CIRCUIT_OPEN, message)
+    if (halt := _find_halt(facts, working, circuits)) is not None:
+        return halt
     failures = facts.failures
     if failures is None:
         return Answer(None, Reason.NOT_OBSERVED, "no worker has looked")
@@ -189,6 +190,19 @@ def _flow(facts: Facts) -> Answer:
         return Answer(False, Reason.CIRCUIT_OPEN, message)
     later = f"; {facts.retries} wait for another attempt or for their time" if facts.retries else ""
     return Answer(True, Reason.AS_EXPECTED, f"{failures.held} messages held{later}")
+
+
+def _find_halt(facts: Facts, working: Iterable[Report], circuits: set[str]) -> Answer | None:
+    """Say why all messages wait: the target is spared, or the mode lets nothing pass the message in hand."""
+    if "Open" in circuits:
+        message = "the target fails message after message: it is spared for a while, then it is tried again"
+        return Answer(False, Reason.CIRCUIT_OPEN, message)
+    delivery = facts.observed.processor.spec.delivery
+    in_line = delivery.mode is not Mode.COMPETING and delivery.blocking is Blocks.PARTITION
+    for report in working:
+        if report.state is WorkerState.STOPPED or (report.state is WorkerState.RETRYING and in_line):
+            return Answer(False, report.reason, "later messages wait for the one in hand, see Ready")
+    return None
 
 
 NOT_ITS_OWN: Final = "carry this resource's labels and were not made for it: they are neither asked nor believed"
