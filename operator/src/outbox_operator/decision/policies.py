@@ -225,6 +225,9 @@ _PHASES: Final = {
     WorkerState.CLAIM_REFUSED: Phase.WAITING,
 }
 
+_NEEDS_A_PERSON: Final = frozenset({WorkerReason.SUPERSEDED, WorkerReason.INVALID_CONFIGURATION})
+"""Reasons of a worker that looks again by itself, and that only a person can take away."""
+
 
 def _worker_says(facts: Facts) -> PolicyResult | None:
     lead = facts.lead
@@ -238,7 +241,7 @@ def _worker_says(facts: Facts) -> PolicyResult | None:
     if lead.attempt and lead.state is WorkerState.RETRYING:
         message = f"attempt {lead.attempt}: {message}"
     message = _with_change(facts, message)
-    stalled = lead.state is WorkerState.STOPPED or lead.reason is WorkerReason.SUPERSEDED
+    stalled = lead.state is WorkerState.STOPPED or lead.reason in _NEEDS_A_PERSON
     return PolicyResult(_PHASES[lead.state], reason, message, stops_workers=False, stalled=stalled)
 
 

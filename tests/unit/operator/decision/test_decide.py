@@ -310,6 +310,16 @@ def test_what_was_seen_of_the_bound_does_not_stay_while_the_database_is_away(age
     assert condition(decision, "SourceCurrent") == ("Unknown", "NotObserved")
 
 
+def test_a_manifest_that_a_person_must_change_is_stalled_and_not_under_way():
+    report = build_report(WorkerState.UNAVAILABLE, Reason.INVALID_CONFIGURATION, message="it holds 2 statements")
+    decision = decide(build_observed(build_pod(report=report), previous=GRANTED), NOW)
+    told = ("InvalidConfiguration",)
+    assert [condition(decision, kind) for kind in ("Ready", "Stalled", "Reconciling")] == [
+        ("False", *told), ("True", *told), ("False", *told),
+    ]  # fmt: skip
+    assert (decision.status.phase, decision.replicas) == ("Unavailable", 1), "the pod stays, and tells when it is right"
+
+
 def test_mode_competing_has_no_bound_that_could_stall():
     report = build_report(unfinished=Unfinished(consumers=2))
     assert condition(decide(build_observed(build_pod(report=report)), NOW), "SourceCurrent") == ("True", "AsExpected")
