@@ -341,6 +341,19 @@ def test_messages_flow_only_once_a_probe_was_handled(circuits, answer):
     assert condition(decide(build_observed(*pods, standby), NOW), "MessagesFlow") == answer
 
 
+def test_one_of_anything_is_singular():
+    report = build_report(
+        failures=FailureSummary(held=1, dead_letters=1), unfinished=Unfinished(retries=1, consumers=1),
+        conflicts=summary_of(build_conflict(0)),
+    )  # fmt: skip
+    former = build_pod("orders-1", intent_hash="old")
+    decision = decide(build_observed(build_pod(report=report), former, previous=GRANTED), NOW)
+    said = {c.type: c.message for c in decision.status.conditions}
+    assert said["Ready"] == "messages are being handled; still to be replaced: 1 pod of the former spec or version"
+    assert said["CheckpointHealthy"] == "1 refusal so far"
+    assert said["MessagesFlow"].startswith("1 dead letter, to be decided by a person")
+
+
 def test_transition_times_move_only_with_the_answer():
     first = decide(build_observed(ACTIVE), NOW).status
     later = NOW + timedelta(minutes=5)

@@ -87,7 +87,7 @@ def test_an_idle_worker_with_nothing_held_has_nothing_to_do():
 def test_what_waits_for_another_attempt_in_mode_competing_is_counted():
     report = build_report(failures=FailureSummary(), unfinished=Unfinished(retries=2))
     decision = decide(build_observed(build_pod(report=report)), NOW)
-    assert said(decision, "MessagesFlow") == "0 messages held; 2 wait for another attempt or for their time"
+    assert said(decision, "MessagesFlow") == "0 messages held; 2 wait for another attempt or for a later time"
 
 
 ORDERED: dict[str, Any] = {}
