@@ -98,8 +98,10 @@ def test_what_may_mend_is_transient(database, tmp_path, changes, reason):
         pytest.param({"uri": f"postgres//{SECRET}"}, id="no URI"),
         pytest.param({"uri": f"postgresql://u:{SECRET}@h:port/db"}, id="a port that is none"),
         pytest.param({"uri": f"postgresql://u:p@h/db?password_of={SECRET}"}, id="an unknown parameter"),
-        pytest.param({"host": "h", "port": f"five {SECRET}"}, id="a port in words"),
-        pytest.param({"host": "h", "sslmode": f"sometimes {SECRET}"}, id="an unknown sslmode"),
+        pytest.param({"host": "h", "user": "u", "database": "d", "port": f"five {SECRET}"}, id="a port in words"),
+        pytest.param(
+            {"host": "h", "user": "u", "database": "d", "sslmode": f"sometimes {SECRET}"}, id="an unknown sslmode"
+        ),
     ],
 )
 def test_what_makes_no_sense_names_the_secret_and_says_none(tmp_path, files):
@@ -130,6 +132,21 @@ def test_a_file_that_is_not_text_is_a_sentence(tmp_path):
     (tmp_path / "uri").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigurationError, match="holds no connection URI"):
         connect_uri(tmp_path / "uri", "x")
+
+
+@pytest.mark.parametrize(
+    ("named", "missing"),
+    [
+        pytest.param({"username": "u", "database": "db"}, "no `user`;", id="username"),
+        pytest.param({"user": "u", "dbname": "db"}, "no `database`;", id="dbname"),
+        pytest.param({"username": "u"}, "no `user` and no `database`;", id="neither"),
+    ],
+)
+def test_a_key_that_is_misspelt_is_named(tmp_path, named, missing):
+    """Libpq would log in as the user of the operating system, or to a database of the user's name."""
+    with pytest.raises(ConfigurationError, match=missing) as caught:
+        write(tmp_path, host="127.0.0.1", port="1", password=SECRET, **named).connect("x")
+    assert caught.value.reason is Reason.CONNECTION_SECRET_INVALID
 
 
 def test_a_secret_that_is_not_mounted(tmp_path):

@@ -76,7 +76,7 @@ def test_looking_and_redriving_by_key_keeps_the_order(failing, workers, call):
     assert len(listed(call, "orders", "--since", "2020-01-01T00:00:00Z", "--error-class", "P0042")) == 2
 
     status, out, _ = call("redrive", "orders", "--key", "key-2", "--dry-run")
-    assert (status, out.splitlines()[0]) == (0, "1 dead letters and 0 stopped messages would be handled again")
+    assert (status, out.splitlines()[0]) == (0, "1 dead letter and 0 stopped messages would be handled again")
     failing.mend()
     assert len(failing.dead()) == 2
     status, out, err = call("redrive", "orders", "--key", "key-2", "--reason", "mended", "--yes")

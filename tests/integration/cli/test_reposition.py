@@ -62,7 +62,7 @@ def test_a_skip_is_recorded_in_the_audit_log(cli, shop, moved):
     assert (preview["direction"], preview["byType"]) == ("forward", {"OrderPaid": 1})
     done = cli.process("skip-to", "orders", "--to", str(moved[4]), "--yes", *WHY)
     assert done.returncode == 0, done.stderr
-    assert "1 messages would be passed over, never handled" in done.stderr
+    assert "1 message would be passed over, never handled" in done.stderr
     assert shop.stored() == moved[4]
     assert shop.audit_log()[0][3] == "skip-to: invoices were wrong"
 

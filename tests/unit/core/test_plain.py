@@ -81,3 +81,12 @@ def test_the_last_position_of_a_transaction_id_is_written_as_its_end_and_read_ag
     checkpoint = Checkpoint(5929, MAX_POSITION)
     assert plain.plain_checkpoints(f"at {checkpoint}, then 815:42") == "at 5929:end, then 815:42"
     assert parse_checkpoint("5929:end") == checkpoint
+
+
+@pytest.mark.parametrize(("number", "said"), [(0, "0 pods"), (1, "1 pod"), (2, "2 pods")])
+def test_what_is_counted_is_singular_for_one_alone(number: int, said: str):
+    assert plain.plain_count(number, "pod") == said
+
+
+def test_a_plural_of_its_own():
+    assert [plain.plain_count(number, "pod is", "pods are") for number in (1, 2)] == ["1 pod is", "2 pods are"]

@@ -244,6 +244,19 @@ def test_a_pods_problem_in_its_own_words(body: dict[str, Any], notes: list[str],
     assert words in (problem.message if problem else "")
 
 
+def test_a_container_that_ends_without_a_word_has_its_log_named():
+    """An image that is not a worker's, a process that cannot start, too little memory."""
+    ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    crashing = {"name": "worker", "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}
+    body = pod("Running", containerStatuses=[crashing])
+    body["metadata"]["namespace"] = "shop"
+    problem = find_problem(body, [], NOW)
+    assert problem is not None
+    assert problem.message == (
+        "the container ended with 137: OOMKilled; its log may say why: kubectl -n shop logs p -c worker --previous"
+    )
+
+
 def test_a_container_that_ends_again_and_again_is_crashing_between_two_ends_too():
     """As the kubelet tells it: the first restart comes at once, each other one after a backoff."""
 

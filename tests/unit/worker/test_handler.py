@@ -50,6 +50,13 @@ def test_a_broken_change_is_refused_until_it_is_mended(home):
     assert handler.function()(None, None) == "mended"
 
 
+def test_a_module_that_is_named_as_its_file_is_named_as_a_module(home):
+    (home / "shop_orders.py").write_text("def handle(batch, connection): pass\n")
+    (home / "shop_prices.py").write_text("RATE = 21\n")
+    with pytest.raises(ConfigurationError, match=r"no module shop_orders\.py: .* has shop_orders, shop_prices;"):
+        module(home, "shop_orders.py", config_map_ref={"name": "code"}).function()
+
+
 def test_a_handler_of_the_image_is_found_too(home):
     function = module(home, "textwrap", function="fill")
     with pytest.raises(ConfigurationError, match=r"called as handle|no function"):

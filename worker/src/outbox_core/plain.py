@@ -66,6 +66,11 @@ def plain_checkpoints(text: str) -> str:
     return text.replace(f":{MAX_POSITION}", f":{END}")
 
 
+def plain_count(number: int, one: str, many: str | None = None) -> str:
+    """Write a number with what it counts: `1 pod`, `2 pods`; `many` where that is not `one` with an s."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 def _shown(value: object) -> str:
     """Show what was given, cut; a whole object says nothing to a person."""
     if isinstance(value, dict | list):

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from outbox_core.plain import plain_count
 from outbox_core.report import Reason as WorkerReason
 from outbox_core.report import RebuildState, RebuildView, WorkerState
+from outbox_core.spec import Blocks, Mode
 from outbox_operator.api.observed import Problem
 from outbox_operator.api.reasons import IN_FLIGHT, ConditionType, Reason
 from outbox_operator.api.status import MAX_MESSAGE, Condition, Phase
+from outbox_operator.decision.merge import describe_outdated
 from outbox_operator.decision.ownership import OwnershipState
 from outbox_operator.decision.reachability import describe_all_unreachable
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
+    from outbox_core.report import Report
     from outbox_operator.decision.merge import Facts
     from outbox_operator.decision.policies import PolicyResult
 
@@ -73,7 +77,7 @@ def _reconciling(facts: Facts, result: PolicyResult, replicas: int) -> Answer:
         return Answer(False, Reason.WAITING_FOR_ROLLOUT, facts.waits)
     if result.stalled:
         return Answer(False, result.reason, "something must be changed first, see Stalled")
-    return Answer(False, Reason.AS_EXPECTED, f"{replicas} pods wanted")
+    return Answer(False, Reason.AS_EXPECTED, f"{plain_count(replicas, 'pod')} wanted")
 
 
 def _find_movement(facts: Facts, result: PolicyResult) -> tuple[str, str] | None:
@@ -85,7 +89,7 @@ def _find_movement(facts: Facts, result: PolicyResult) -> tuple[str, str] | None
     if facts.observed.outdated:
         return (
             Reason.ROLLING_OUT,
-            f"{len(facts.observed.outdated)} pods of the former spec or version are being replaced",
+            describe_outdated(facts.observed),
         )
     return (result.reason, "tried again by itself") if result.phase is Phase.UNAVAILABLE else None
 
@@ -99,7 +103,8 @@ def _ownership(facts: Facts) -> Answer:
         return Answer(True, Reason.CLAIM_GRANTED, message)
     if ownership.state == OwnershipState.REFUSED:
         message = (
-            f"{who} owns processorId {processor_id!r}; tried again with backoff, {ownership.attempts} tries so far"
+            f"{who} owns processorId {processor_id!r}; tried again with backoff, "
+            f"{plain_count(ownership.attempts, 'try', 'tries')} so far"
         )
         return Answer(False, Reason.CLAIM_HELD, message)
     if ownership.state == OwnershipState.HANDED_OVER:
@@ -135,7 +140,7 @@ def _checkpoint(facts: Facts) -> Answer:
         return Answer(False, Reason.NOT_OWNER, message)
     if facts.lead is None and facts.observed.previous.checkpoint is None:
         return Answer(None, Reason.NOT_OBSERVED, "no worker has read it yet")
-    return Answer(True, Reason.AS_EXPECTED, f"{facts.conflicts.count} refusals so far")
+    return Answer(True, Reason.AS_EXPECTED, f"{plain_count(facts.conflicts.count, 'refusal')} so far")
 
 
 def _source(facts: Facts) -> Answer:
@@ -150,7 +155,8 @@ def _source(facts: Facts) -> Answer:
     if not mark.stalled:
         return Answer(True, Reason.HIGH_WATER_MARK_MOVES)
     holder = mark.holder or "a transaction that no view of the server shows"
-    others = f" ({mark.others} more open transactions hold it next)" if mark.others else ""
+    more = plain_count(mark.others, "more open transaction holds", "more open transactions hold")
+    others = f" ({more} it next)" if mark.others else ""
     message = (
         f"nothing at or above transaction {mark.transaction_id} can be read for {round(mark.age_seconds)} s although "
         f"messages wait: held back by {holder}{others}; {mark.remedy or 'end that transaction'}"
@@ -160,15 +166,16 @@ def _source(facts: Facts) -> Answer:
 
 def _flow(facts: Facts) -> Answer:
     """Say what failing messages keep others waiting; those that wait for a person come first."""
-    working = (report for report in facts.observed.reports if report.state is not WorkerState.STANDBY)
+    working = [report for report in facts.observed.reports if report.state is not WorkerState.STANDBY]
     circuits = {report.circuit for report in working if report.circuit is not None}
-    if "Open" in circuits:
-        message = "the target fails message after message: it is spared for a while, then it is tried again"
-        return Answer(False, Reason.CIRCUIT_OPEN, message)
+    if (halt := _find_halt(facts, working, circuits)) is not None:
+        return halt
     failures = facts.failures
     if failures is None:
         return Answer(None, Reason.NOT_OBSERVED, "no worker has looked")
-    dead = f"{failures.dead_letters}{' or more' if failures.at_least else ''} dead letters"
+    held = f"{plain_count(failures.held, 'message')} held"
+    letters = plain_count(failures.dead_letters, "dead letter")
+    dead = f"{failures.dead_letters} or more dead letters" if failures.at_least else letters
     if failures.blocked_keys:
         keys = ", ".join(
             f"{blocked.key!r} behind {blocked.message_id!r} ({blocked.error_class or 'not tried yet'}, "
@@ -176,19 +183,33 @@ def _flow(facts: Facts) -> Answer:
             for blocked in failures.blocked_keys
         )
         message = (
-            f"keys that wait: {keys}; {failures.held} messages held, {dead}. Remove the cause; what waits for a "
+            f"keys that wait: {keys}; {held}, {dead}. Remove the cause; what waits for a "
             "person: outbox held list, outbox dead-letters list, outbox redrive"
         )
         return Answer(False, Reason.KEY_BLOCKED, message)
     if failures.dead_letters:
-        message = f"{dead} wait for a person: outbox dead-letters list, then redrive or drop them"
+        message = f"{dead}, to be decided by a person: outbox dead-letters list, then redrive or drop them"
         return Answer(False, Reason.DEAD_LETTERS, message)
     if circuits == {"HalfOpen"}:
         # Open again after every bad probe: until a good one the condition does not turn to and fro.
         message = "the next message is tried alone: it shows whether the target is back"
         return Answer(False, Reason.CIRCUIT_OPEN, message)
-    later = f"; {facts.retries} wait for another attempt or for their time" if facts.retries else ""
-    return Answer(True, Reason.AS_EXPECTED, f"{failures.held} messages held{later}")
+    wait = plain_count(facts.retries, "waits", "wait")
+    later = f"; {wait} for another attempt or for a later time" if facts.retries else ""
+    return Answer(True, Reason.AS_EXPECTED, f"{held}{later}")
+
+
+def _find_halt(facts: Facts, working: Iterable[Report], circuits: set[str]) -> Answer | None:
+    """Say why all messages wait: the target is spared, or the mode lets nothing pass the message in hand."""
+    if "Open" in circuits:
+        message = "the target fails message after message: it is spared for a while, then it is tried again"
+        return Answer(False, Reason.CIRCUIT_OPEN, message)
+    delivery = facts.observed.processor.spec.delivery
+    in_line = delivery.mode is not Mode.COMPETING and delivery.blocking is Blocks.PARTITION
+    for report in working:
+        if report.state is WorkerState.STOPPED or (report.state is WorkerState.RETRYING and in_line):
+            return Answer(False, report.reason, "later messages wait for the one in hand, see Ready")
+    return None
 
 
 NOT_ITS_OWN: Final = "carry this resource's labels and were not made for it: they are neither asked nor believed"
@@ -223,12 +244,12 @@ def _available(facts: Facts, result: PolicyResult, replicas: int) -> Answer:
         return Answer(False, problem.reason, problem.message)
     ready = sum(pod.ready and not pod.deleting for pod in observed.runners)
     if ready >= replicas:
-        return Answer(True, Reason.AS_EXPECTED, f"{ready} of {replicas} pods are ready")
+        return Answer(True, Reason.AS_EXPECTED, f"pods ready: {ready} of {replicas}")
     lead = facts.lead
     if lead is not None and lead.state not in (WorkerState.ACTIVE, WorkerState.STANDBY):
         return Answer(False, lead.reason, lead.message or f"pod {lead.pod} is {lead.state}")
     reason = result.reason if result.reason in IN_FLIGHT else Reason.STARTING
-    return Answer(False, reason, f"{ready} of {replicas} pods are ready")
+    return Answer(False, reason, f"pods ready: {ready} of {replicas}")
 
 
 def _suspended(facts: Facts, result: PolicyResult) -> Answer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from outbox_core.plain import plain_count
 from outbox_operator.api.reasons import ConditionType, Reason
 from outbox_operator.decision.conditions import NOT_ITS_OWN, describe_foreign, shorten
 from outbox_operator.decision.hand_over import HandOverStep
@@ -71,9 +72,9 @@ def _conflicts(facts: Facts, previous: ProcessorStatus) -> list[Event]:
     if after.last is not None and (before.last is None or before.last.id < after.last.id):
         found.append(_conflict(facts, after.last))
     if after.unowned_calls > before.unowned_calls:
+        calls = plain_count(after.unowned_calls - before.unowned_calls, "call")
         message = (
-            f"{after.unowned_calls - before.unowned_calls} calls of store_processor_checkpoint without ownership were "
-            "refused "
+            f"{calls} of store_processor_checkpoint without ownership refused "
             f"({after.unowned_calls} in all): a script or program that is not this processor"
         )
         found.append(Event("UnownedCallerRefused", message, warning=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_core.plain import plain_checkpoints
+from outbox_core.plain import plain_checkpoints, plain_count
 from outbox_core.progress.checkpoint import parse_checkpoint
 from outbox_core.report import (
     Conflict,
@@ -171,7 +171,13 @@ def describe_partitioning(facts: Facts) -> str:
         return seen.message
     if seen.count == divided.count:
         return ""
-    return f"{seen.count} partitions shall become {divided.count}; no worker has drawn the barrier yet"
+    return f"{plain_count(seen.count, 'partition')} shall become {divided.count}; no worker has drawn the barrier yet"
+
+
+def describe_outdated(observed: Observed) -> str:
+    """Say how many pods are still to be replaced."""
+    pods = plain_count(len(observed.outdated), "pod", "pods")
+    return f"still to be replaced: {pods} of the former spec or version"
 
 
 def merge_owner(report: Report | None) -> OwnerStatus | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from outbox_core.plain import plain_count
 from outbox_core.report import Conflict, WorkerState
 from outbox_core.report import Reason as WorkerReason
 from outbox_core.spec import Engine, Mode
@@ -16,7 +17,7 @@ from outbox_operator.api.observed import Observed, Problem, Role
 from outbox_operator.api.reasons import Reason
 from outbox_operator.api.status import Phase
 from outbox_operator.decision.hand_over import HandOverStep
-from outbox_operator.decision.merge import Facts, describe_partitioning
+from outbox_operator.decision.merge import Facts, describe_outdated, describe_partitioning
 from outbox_operator.decision.ownership import OwnershipState
 from outbox_operator.decision.reachability import describe_all_unreachable
 
@@ -225,6 +226,9 @@ _PHASES: Final = {
     WorkerState.CLAIM_REFUSED: Phase.WAITING,
 }
 
+_NEEDS_A_PERSON: Final = frozenset({WorkerReason.SUPERSEDED, WorkerReason.INVALID_CONFIGURATION})
+"""Reasons of a worker that looks again by itself, and that only a person can take away."""
+
 
 def _worker_says(facts: Facts) -> PolicyResult | None:
     lead = facts.lead
@@ -238,7 +242,7 @@ def _worker_says(facts: Facts) -> PolicyResult | None:
     if lead.attempt and lead.state is WorkerState.RETRYING:
         message = f"attempt {lead.attempt}: {message}"
     message = _with_change(facts, message)
-    stalled = lead.state is WorkerState.STOPPED or lead.reason is WorkerReason.SUPERSEDED
+    stalled = lead.state is WorkerState.STOPPED or lead.reason in _NEEDS_A_PERSON
     return PolicyResult(_PHASES[lead.state], reason, message, stops_workers=False, stalled=stalled)
 
 
@@ -246,13 +250,14 @@ def _running(facts: Facts) -> PolicyResult:
     lead = facts.lead
     if change := describe_partitioning(facts):
         return PolicyResult(Phase.RUNNING, Reason.CHANGING_PARTITIONS, change, stops_workers=False)
-    if old := facts.observed.outdated:
-        message = f"messages are being handled; {len(old)} pods of the former spec or version are being replaced"
+    if facts.observed.outdated:
+        message = f"messages are being handled; {describe_outdated(facts.observed)}"
         return PolicyResult(Phase.RUNNING, Reason.ROLLING_OUT, message, stops_workers=False)
     message = "messages are being handled"
     if lead is not None and lead.reason is WorkerReason.IDLE:
         later = facts.retries + (facts.failures.held if facts.failures is not None else 0)
-        due_later = f"no message is due now; {later} wait for another attempt, for their time or for a person"
+        wait = plain_count(later, "waits", "wait")
+        due_later = f"no message is due now; {wait} for another attempt, for a later time or for a person"
         message = due_later if later else "nothing waits to be handled"
     if lead is not None and lead.advice:
         message += f"; {lead.advice}"

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
+from outbox_core.plain import plain_count
 from outbox_core.report import STATUS_PORT
 from outbox_operator.api.status import conditions_of
 
@@ -86,8 +87,8 @@ def describe_unreachable(unreachable: Unreachable, pod: Body, operator: str, sec
 
 def describe_all_unreachable(unreachable: tuple[str, ...]) -> str:
     """Say the first in full, and how many more there are."""
-    more = len(unreachable) - 1
-    return f"{unreachable[0]}; {more} more pods are not heard" if more else unreachable[0]
+    more = plain_count(len(unreachable) - 1, "more pod is", "more pods are")
+    return f"{unreachable[0]}; {more} not heard" if len(unreachable) > 1 else unreachable[0]
 
 
 def address_of(pod: Body) -> str:

@@ -134,6 +134,8 @@ class Controller:
         elif keys := self.store.put(body):
             self._wake(*keys)
             self._releaser.take_up(body)
+        if body["kind"] == "Pod" and self.store.resource(key) is None:
+            self._wake_waiting(key)
 
     def _wake(self, *keys: Key) -> None:
         """Look at resources, or at what they share and then at each of them."""
@@ -153,6 +155,14 @@ class Controller:
     def _wake_siblings(self, body: Body) -> None:
         for other in self.store.with_processor_id(processor_id_of(body)):
             if other["metadata"]["uid"] != body["metadata"]["uid"]:
+                self.queue.add(key_of(other))
+
+    def _wake_waiting(self, gone: Key) -> None:
+        """A pod of a resource that is gone has changed: look at those that wait until none of its pods is there."""
+        for other in self.store.all_of(KIND):
+            holder = ((other.get("status") or {}).get("ownership") or {}).get("holder") or {}
+            is_its = gone[1] == holder.get("name") or gone[1].startswith(SHARED_PREFIX)
+            if gone[0] == holder.get("namespace") and is_its:
                 self.queue.add(key_of(other))
 
     async def reconcile(self, key: Key) -> float | None:

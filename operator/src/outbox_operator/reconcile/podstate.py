@@ -155,7 +155,7 @@ def find_problem(body: dict[str, Any], notes: Sequence[str], now: datetime) -> P
     if scheduled.get("reason") == "Unschedulable":
         return Problem(Reason.UNSCHEDULABLE, f"no node takes the pod: {scheduled.get('message', '')}")
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        problem = _container_problem(container, now)
+        problem = _container_problem(body["metadata"], container, now)
         if problem is not None:
             return problem
     if not is_waiting(body):
@@ -171,7 +171,7 @@ def find_problem(body: dict[str, Any], notes: Sequence[str], now: datetime) -> P
     return Problem(Reason.POD_NOT_STARTED, notes[0]) if notes else None
 
 
-def _container_problem(container: dict[str, Any], now: datetime) -> Problem | None:
+def _container_problem(pod: dict[str, Any], container: dict[str, Any], now: datetime) -> Problem | None:
     waiting = (container.get("state") or {}).get("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     if reason in _IMAGE_REASONS:
@@ -180,12 +180,21 @@ def _container_problem(container: dict[str, Any], now: datetime) -> Problem | No
         return Problem(Reason.POD_NOT_STARTED, f"{reason}: {message}")
     ended = _end_of(container) or {}
     if reason == "CrashLoopBackOff" or _ends_again(container, ended, now):
-        words = parse_report(ended.get("message"))
-        said = words.message if words is not None else (ended.get("message") or ended.get("reason") or "")[:1000]
         name = container.get("name")
         who = "the container" if name in _OURS else f"container {name!r}"
+        said = _last_words(ended) or (
+            f"{ended.get('reason') or 'without a word'}; its log may say why: "
+            f"kubectl -n {pod.get('namespace')} logs {pod['name']} -c {name} --previous"
+        )
         return Problem(Reason.CRASHING, f"{who} ended with {ended.get('exitCode')}: {said}")
     return Problem(Reason.POD_NOT_STARTED, f"{reason}: {message}") if reason == "RunContainerError" else None
+
+
+def _last_words(ended: dict[str, Any]) -> str:
+    """Return what a container wrote for people before it ended; empty: nothing."""
+    text: str = ended.get("message") or ""
+    words = parse_report(text)
+    return words.message if words is not None else text[:1000]
 
 
 def _ends_again(container: dict[str, Any], ended: dict[str, Any], now: datetime) -> bool:

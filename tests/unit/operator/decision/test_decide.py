@@ -310,6 +310,16 @@ def test_what_was_seen_of_the_bound_does_not_stay_while_the_database_is_away(age
     assert condition(decision, "SourceCurrent") == ("Unknown", "NotObserved")
 
 
+def test_a_manifest_that_a_person_must_change_is_stalled_and_not_under_way():
+    report = build_report(WorkerState.UNAVAILABLE, Reason.INVALID_CONFIGURATION, message="it holds 2 statements")
+    decision = decide(build_observed(build_pod(report=report), previous=GRANTED), NOW)
+    told = ("InvalidConfiguration",)
+    assert [condition(decision, kind) for kind in ("Ready", "Stalled", "Reconciling")] == [
+        ("False", *told), ("True", *told), ("False", *told),
+    ]  # fmt: skip
+    assert (decision.status.phase, decision.replicas) == ("Unavailable", 1), "the pod stays, and tells when it is right"
+
+
 def test_mode_competing_has_no_bound_that_could_stall():
     report = build_report(unfinished=Unfinished(consumers=2))
     assert condition(decide(build_observed(build_pod(report=report)), NOW), "SourceCurrent") == ("True", "AsExpected")
@@ -329,6 +339,19 @@ def test_messages_flow_only_once_a_probe_was_handled(circuits, answer):
     pods = [build_pod(f"orders-{n}", report) for n, report in enumerate(reports)]
     standby = build_pod("orders-9", build_report(WorkerState.STANDBY, circuit="Closed"))
     assert condition(decide(build_observed(*pods, standby), NOW), "MessagesFlow") == answer
+
+
+def test_one_of_anything_is_singular():
+    report = build_report(
+        failures=FailureSummary(held=1, dead_letters=1), unfinished=Unfinished(retries=1, consumers=1),
+        conflicts=summary_of(build_conflict(0)),
+    )  # fmt: skip
+    former = build_pod("orders-1", intent_hash="old")
+    decision = decide(build_observed(build_pod(report=report), former, previous=GRANTED), NOW)
+    said = {c.type: c.message for c in decision.status.conditions}
+    assert said["Ready"] == "messages are being handled; still to be replaced: 1 pod of the former spec or version"
+    assert said["CheckpointHealthy"] == "1 refusal so far"
+    assert said["MessagesFlow"].startswith("1 dead letter, to be decided by a person")
 
 
 def test_transition_times_move_only_with_the_answer():

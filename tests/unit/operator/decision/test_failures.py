@@ -8,7 +8,7 @@ import pytest
 
 from outbox_core.report import BlockedKey, FailureSummary, LeaseView, Reason, Report, Unfinished, WorkerState
 from outbox_operator.decision.decide import Decision, decide
-from tests.unit.operator.building import NOW, build_observed, build_pod, build_report, condition
+from tests.unit.operator.building import NOW, build_observed, build_pod, build_processor, build_report, condition
 
 KEY = BlockedKey(key="7", message_id="m", attempts=3, error_class="ValueError", dead_letter=True)
 SEEN = FailureSummary(held=3, dead_letters=2, blocked_keys=[KEY])
@@ -87,4 +87,48 @@ def test_an_idle_worker_with_nothing_held_has_nothing_to_do():
 def test_what_waits_for_another_attempt_in_mode_competing_is_counted():
     report = build_report(failures=FailureSummary(), unfinished=Unfinished(retries=2))
     decision = decide(build_observed(build_pod(report=report)), NOW)
-    assert said(decision, "MessagesFlow") == "0 messages held; 2 wait for another attempt or for their time"
+    assert said(decision, "MessagesFlow") == "0 messages held; 2 wait for another attempt or for a later time"
+
+
+ORDERED: dict[str, Any] = {}
+BY_KEY = {"blocks": "Key", "whenExhausted": "DeadLetter"}
+COMPETING = {"mode": "Competing", "competing": {}}
+
+
+@pytest.mark.parametrize(
+    ("delivery", "state", "reason", "answer"),
+    [
+        pytest.param(
+            ORDERED, WorkerState.RETRYING, Reason.STATEMENT_FAILED, ("False", "StatementFailed"),
+            id="mode Ordered tries one message again",
+        ),
+        pytest.param(
+            ORDERED, WorkerState.RETRYING, Reason.MESSAGE_DELAYED, ("False", "MessageDelayed"),
+            id="mode Ordered waits for a delayed message",
+        ),
+        pytest.param(
+            ORDERED, WorkerState.STOPPED, Reason.ATTEMPTS_EXHAUSTED, ("False", "AttemptsExhausted"),
+            id="mode Ordered has stopped",
+        ),
+        pytest.param(
+            BY_KEY, WorkerState.RETRYING, Reason.STATEMENT_FAILED, ("True", "AsExpected"),
+            id="a message blocks no more than its key",
+        ),
+        pytest.param(
+            COMPETING, WorkerState.RETRYING, Reason.STATEMENT_FAILED, ("True", "AsExpected"),
+            id="mode Competing goes on with other batches",
+        ),
+        pytest.param(
+            COMPETING, WorkerState.STOPPED, Reason.ATTEMPTS_EXHAUSTED, ("False", "AttemptsExhausted"),
+            id="mode Competing has stopped",
+        ),
+    ],
+)  # fmt: skip
+def test_messages_do_not_flow_while_all_of_them_wait_for_one(
+    delivery: dict[str, Any], state: WorkerState, reason: Reason, answer: tuple[str, str]
+):
+    report = build_report(state, reason, attempt=3, failures=FailureSummary(), circuit="Closed")
+    standby = build_pod("orders-1", build_report(WorkerState.STANDBY, pod="orders-1"))
+    processor = build_processor(delivery=delivery)
+    decision = decide(build_observed(build_pod(report=report), standby, processor=processor), NOW)
+    assert condition(decision, "MessagesFlow") == answer

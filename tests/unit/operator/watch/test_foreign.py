@@ -132,7 +132,7 @@ def test_a_person_is_told_once_and_the_condition_names_it_as_long_as_it_is_there
         "delete them, or take the label outbox-operator.dev/processor off"
     )
     (condition,) = [each for each in decision.status.conditions if each.type == "WorkersAvailable"]
-    assert (condition.status, condition.message) == ("True", f"1 of 1 pods are ready; {event.message}")
+    assert (condition.status, condition.message) == ("True", f"pods ready: 1 of 1; {event.message}")
 
     others = tuple(f"bare-{number}" for number in range(5))
     again = decide(build_observed(ACTIVE, previous=decision.status, foreign=others), NOW)

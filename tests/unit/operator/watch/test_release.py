@@ -212,3 +212,27 @@ async def test_what_the_api_server_refuses_ends_no_other_work(bench: Bench, monk
     monkeypatch.undo()
     bench.delete({**GRANTED, "metadata": {**GRANTED["metadata"], "uid": "another"}})
     assert await bench.ran(1, within=3) == ["orders-release-anoth"]
+
+
+@pytest.mark.parametrize("ends", ["removed", "ended"])
+def test_who_waits_for_the_claim_is_looked_at_when_the_last_pod_is_gone(monkeypatch: pytest.MonkeyPatch, ends: str):
+    """While a pod of the deleted owner is there the claim is not asked for, and the next try may be minutes away."""
+    controller = Controller(cast("Any", Server()), read_settings([], {}), "here")
+    holder = {"cluster": "here", "namespace": "shop", "name": "orders", "uid": RESOURCE["metadata"]["uid"]}
+    waiting = build_object(KIND, "copy", namespace="other") | {
+        "spec": {**RESOURCE["spec"], "processorId": "orders"},
+        "status": {"ownership": {"state": "Refused", "holder": holder}},
+    }
+    owner_of_none = build_object(KIND, "bills") | {"spec": RESOURCE["spec"]}
+    pod = build_pod("orders-0", REPLICA_SET)
+    for body in (RESOURCE, waiting, owner_of_none, pod):
+        controller.seen(body, deleted=False)
+    controller.seen(RESOURCE, deleted=True)
+    woken: list[Any] = []
+    monkeypatch.setattr(controller.queue, "add", lambda key, *_: woken.append(key))
+    if ends == "removed":
+        controller.seen(pod, deleted=True)
+    else:
+        later = {**pod["metadata"], "resourceVersion": "8"}
+        controller.seen({**pod, "metadata": later, "status": {"phase": "Succeeded"}}, deleted=False)
+    assert [key for key in woken if key != ("shop", "orders")] == [("other", "copy")]

@@ -18,6 +18,7 @@ from outbox_cli.console import record_of
 from outbox_cli.database.inspect import find_partitions
 from outbox_cli.errors import Exit, RefusedError, UsageError
 from outbox_core.errors import OutboxError, TransientError
+from outbox_core.plain import plain_count
 from outbox_core.report import Reason
 from outbox_worker.postgres.admin import dead_letters
 from outbox_worker.postgres.feeds import giving_up
@@ -137,7 +138,8 @@ def _decide(connection: Connection, context: Context, *, drop: bool) -> Exit:
     stopped = _stopped(connection, schema, wanted)
     total = len(dead) + len(stopped)
     verb = "dropped, never handled" if drop else "handled again"
-    sentence = f"{len(dead)} dead letters and {len(stopped)} stopped messages would be {verb}"
+    letters, halted = plain_count(len(dead), "dead letter"), plain_count(len(stopped), "stopped message")
+    sentence = f"{letters} and {halted} would be {verb}"
     if options.dry_run:
         some = dead_letters.list_dead(connection, schema, wanted, limit=20)
         lines = (f"  {each.id}: {each.message_id} of key {each.key}, {each.behind} behind it" for each in some)

@@ -17,6 +17,7 @@ from outbox_cli.database.process_status import (
 from outbox_cli.database.sources import Sources
 from outbox_cli.errors import Exit, RefusedError
 from outbox_core.errors import ConfigurationError
+from outbox_core.plain import plain_count
 from outbox_core.span import format_age
 from outbox_worker.observe.change import look_at_change
 from outbox_worker.postgres.admin.mappings import list_mappings
@@ -197,17 +198,16 @@ def stall(connection: Connection, context: Context) -> Exit:
     found = list_writers(connection)
     waits = _has_waiting(connection, context)
     holder = found.holder
-    record: Record = {
-        "highWaterMark": found.high_water_mark,
-        "messagesWait": waits,
-        "others": max(0, len(found.writers) - 1),
-    }
+    others = max(0, len(found.writers) - 1)
+    record: Record = {"highWaterMark": found.high_water_mark, "messagesWait": waits, "others": others}
     record["holder"] = None if holder is None else _writer(holder)
     lines = [f"nothing holds the high-water mark back (transaction id {found.high_water_mark})"]
     if holder is not None:
         lines = [f"the high-water mark stands at transaction id {found.high_water_mark}, held by {describe(holder)}"]
-        if record["others"]:
-            lines.append(f"{record['others']} more open transactions have written and hold it next (--all names them)")
+        if others:
+            one = "more open transaction has written and holds it next (--all names it)"
+            many = "more open transactions have written and hold it next (--all names them)"
+            lines.append(plain_count(others, one, many))
         lines.append("committed messages wait behind it" if waits else "no committed message waits behind it")
         lines.append(f"to end it: {remedy(holder)}")
     if context.options.all:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from outbox_cli.console import format_counts
 from outbox_cli.errors import RefusedError
+from outbox_core.plain import plain_count
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_worker.postgres.admin.preview import Count, count_between
 from outbox_worker.postgres.progress import conflicts
@@ -43,10 +44,11 @@ class Move:
 
     def sentence(self) -> str:
         """Say it to a person."""
-        total = f"{self.count.total}{' or more' if self.count.at_least else ''}"
+        total = plain_count(self.count.total, "message")
+        total = f"{self.count.total} or more messages" if self.count.at_least else total
         kinds = f" ({format_counts(self.count.by_type)})" if self.count.by_type else ""
         moved = f"{self.view.processor_id} partition {self.view.partition}: {self.before or 'no checkpoint'}"
-        return f"{moved} -> {self.place or self.after}: {total} messages would be {self.direction.value}{kinds}"
+        return f"{moved} -> {self.place or self.after}: {total} would be {self.direction.value}{kinds}"
 
     def record(self, *, done: bool) -> Record:
         """Write it for a program."""

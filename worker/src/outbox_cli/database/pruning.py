@@ -11,6 +11,7 @@ from outbox_cli.command import against_source, need_reason, whoami
 from outbox_cli.context import APPLICATION_NAME
 from outbox_cli.errors import Exit, RefusedError, UsageError
 from outbox_core.errors import OutboxError
+from outbox_core.plain import plain_count
 from outbox_core.span import format_age
 from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.admin import pruning
@@ -58,13 +59,13 @@ def prune(connection: Connection, context: Context) -> Exit:
                 console.note(_REMOTE)
             return console.tell(
                 record | {"rows": looked, "prunable": chosen, "deleted": 0},
-                f"{chosen} of {looked} messages would be deleted from {job.name}",
+                f"{chosen} of {plain_count(looked, 'message')} would be deleted from {job.name}",
             )
         console.confirm(f"Delete what all of them have examined{job.age}? It cannot be undone")
         looked, deleted = job.run(delete=True)
         return console.tell(
             record | {"rows": looked, "deleted": deleted},
-            f"{deleted} messages deleted from {job.name}; recorded in the audit log for {whoami()}",
+            f"{plain_count(deleted, 'message')} deleted from {job.name}; recorded in the audit log for {whoami()}",
         )
 
 

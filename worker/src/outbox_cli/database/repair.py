@@ -8,6 +8,7 @@ from outbox_cli.command import against_database, need_reason, whoami
 from outbox_cli.console import record_of
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_cli.table import format_rows
+from outbox_core.plain import plain_count
 from outbox_worker.postgres.admin.repair import MOST_USED_UP, Outbox, Repairer, RepairError, find_outboxes
 from outbox_worker.postgres.reading.table import OutboxTable
 
@@ -76,7 +77,8 @@ def _carry_out(context: Context, repairer: Repairer, begun: Repair) -> Exit:
         raise CommandError(f"{err}. Nothing runs until `outbox repair` is finished") from err
     return console.tell(
         {"needed": True, "done": True, "messages": changed, "checkpoints": [_moved(each) for each in moved]},
-        f"{changed} messages and {len(moved)} checkpoints rebased; recorded in the audit log for {whoami()}",
+        f"{plain_count(changed, 'message')} and {plain_count(len(moved), 'checkpoint')} rebased; "
+        f"recorded in the audit log for {whoami()}",
         "workers go on by themselves; if the database was copied too: `outbox confirm-identity keep` or `renew`",
     )
 

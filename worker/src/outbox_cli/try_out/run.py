@@ -20,7 +20,7 @@ from outbox_cli.try_out.ledger import Account, format_accounts
 from outbox_cli.try_out.place import take_place
 from outbox_cli.try_out.screen import Rates, Screen, build_notes, build_row, build_table
 from outbox_cli.try_out.server import ROLE, Server, Template, find_programs, make_outbox, server_user
-from outbox_core.plain import number_of_seconds
+from outbox_core.plain import number_of_seconds, plain_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -194,7 +194,7 @@ class Run:
 
     def _table(self, rates: Rates, now: float) -> list[str]:
         rows = [build_row(worker, rates.note(worker.name, now, worker.handled)) for worker in self.workers]
-        head = f"{self.counters.committed} messages produced, {self.counters.rolled_back} rolled back"
+        head = f"{plain_count(self.counters.committed, 'message')} produced, {self.counters.rolled_back} rolled back"
         return [head, *build_table(rows, self.screen.width)]
 
     def _tend(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+from outbox_core.plain import plain_count
 from outbox_core.processor.failing import Action, build_decision
 from outbox_core.processor.state import Step, Stopped
 from outbox_core.report import Reason, WorkerState
@@ -53,8 +54,8 @@ def build_stopped(attempts: int, error: OutboxError, named: Named | None, place:
     """Say at which message it stopped, or at least at which `place`, and what a person can do."""
     where = f" at {named.text}" if named is not None else place
     message = (
-        f"gave up after {attempts} attempts{where} ({error.reason}): {error}; correct the cause, then change the "
-        "resource or its ConfigMap, or restart the worker"
+        f"gave up after {plain_count(attempts, 'attempt')}{where} ({error.reason}): {error}; "
+        "correct the cause, then change the resource or its ConfigMap, or restart the worker"
     )
     stopped = Stopped(None, message)
     return stopped if named is None else _with_remedy(stopped, named)

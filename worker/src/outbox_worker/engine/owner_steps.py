@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError, OutboxError, TransientError
+from outbox_core.plain import plain_count
 from outbox_core.ports import OutsideTransaction, OwnedUnit, OwnerStart, Supply
 from outbox_core.processor import outcomes
 from outbox_core.processor.state import NEEDS_LEASE, lease_of
@@ -121,8 +122,8 @@ class WholeProcessor(StartingUnit):
         count = partitions.fetch_count(connection, key)
         if count is not None:
             raise ConfigurationError(
-                f"processor {key.processor_id!r} is divided into {count} partitions here: one checkpoint means "
-                "nothing to it. Set delivery.mode to Partitioned, or use another processorId",
+                f"processor {key.processor_id!r} is divided into {plain_count(count, 'partition')} here: "
+                "one checkpoint means nothing to it. Set delivery.mode to Partitioned, or use another processorId",
                 reason=Reason.PARTITIONS_DIFFER,
             )
         start = checkpoints.ensure_start(

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.message import Batch
+from outbox_core.plain import plain_count
 from outbox_core.ports import Feed
 from outbox_core.processor import outcomes
 from outbox_core.progress.barrier import describe_barrier, describe_key
@@ -61,8 +62,8 @@ class Partition(StartingUnit):
             there = partitions.fetch_count(connection, key)
             if there is not None and there != membership.asked:
                 raise ConfigurationError(
-                    f"processor {key.processor_id!r} has {there} partitions and {membership.asked} are asked for: the "
-                    "number cannot be changed where the messages are in another database. "
+                    f"processor {key.processor_id!r} has {plain_count(there, 'partition')}, asked for: "
+                    f"{membership.asked}. The number cannot be changed where the messages are in another database. "
                     f"Ask for {there}, or use another processorId",
                     reason=Reason.PARTITIONS_DIFFER,
                 )
@@ -131,10 +132,11 @@ class Partition(StartingUnit):
 
         """
         if found.by != self._by:
-            there = f"{found.count} partitions by {found.by}" if found.count else "not divided"
+            there = f"{plain_count(found.count, 'partition')} by {found.by}" if found.count else "not divided"
+            asked = plain_count(self._count, "partition")
             raise ConfigurationError(
-                f"processor {self._context.key.processor_id!r} is {there} here, and {self._count} partitions by "
-                f"{self._by} are asked for: the same keys would go to other checkpoints. Ask for what is there, or use "
+                f"processor {self._context.key.processor_id!r} is {there} here, and asked for is {asked} by "
+                f"{self._by}: the same keys would go to other checkpoints. Ask for what is there, or use "
                 "another processorId",
                 reason=Reason.PARTITIONS_DIFFER,
             )

@@ -129,7 +129,7 @@ class HandlerModule:
                     f"module {self._target.module} imports {err.name}, which is not installed; add it to the worker's "
                     "image", describe(err, self._directory),
                 ) from err  # fmt: skip
-            there = ", ".join(sorted(path.name for path in self._directory.glob("*.py"))) or "no .py file"
+            there = ", ".join(sorted(path.stem for path in self._directory.glob("*.py"))) or "no .py file"
             source = f"the ConfigMap has {there}" if self._target.config_map_ref else "the image does not have it"
             raise _invalid(
                 f"there is no module {self._target.module}: {source}; correct target.python.module or add it"

@@ -46,6 +46,8 @@ _KEYS: Final = {
     "password": "password",
     "sslmode": "sslmode",
 }
+_NEEDED: Final = ("user", "database")
+"""Keys without which libpq takes the name of the operating system's user."""
 _SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 
 
@@ -76,13 +78,8 @@ class ConnectionFiles:
                 parameters = conninfo.conninfo_to_dict(uri)
             except psycopg.ProgrammingError:
                 raise self._invalid("`uri` is not postgresql://user:password@host:port/database") from None
-        elif self._read("host") is None:
-            raise self._invalid(
-                "there is no such folder; name one that holds the files of a connection"
-                if not self.directory.is_dir()
-                else "it has no file `uri` and no file `host`; put postgresql://user:password@host:5432/database into "
-                "`uri`, or one value each into `host`, `port`, `database`, `user` and `password`"
-            )
+        else:
+            self._refuse_incomplete()
         for key, name in _KEYS.items():
             value = self._read(key)
             if value is not None and (uri is None or key == "sslmode"):
@@ -96,6 +93,20 @@ class ConnectionFiles:
             # libpq's own default would go on without TLS where the certificate is wrong or there is none.
             parameters.setdefault("sslmode", "verify-full")
         return parameters
+
+    def _refuse_incomplete(self) -> None:
+        if self._read("host") is None:
+            raise self._invalid(
+                "there is no such folder; name one that holds the files of a connection"
+                if not self.directory.is_dir()
+                else "it has no file `uri` and no file `host`; put postgresql://user:password@host:5432/database into "
+                "`uri`, or one value each into `host`, `port`, `database`, `user` and `password`"
+            )
+        if missing := [key for key in _NEEDED if self._read(key) is None]:
+            raise self._invalid(
+                f"it has `host` and {' and '.join(f'no `{key}`' for key in missing)}; put one value each into `host`, "
+                "`port`, `database`, `user` and `password`: other names of keys are not read"
+            )
 
     def _read(self, key: str) -> str | None:
         try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError
+from outbox_core.plain import plain_count
 from outbox_worker.postgres.call import call, call_row, fetch_dicts, fetch_one, fetch_row, fetch_rows
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.progress.checkpoints import build_checkpoint, build_pair, partition_parameters
@@ -129,9 +130,10 @@ class Unhandled:
     @override
     def __str__(self) -> str:
         """Say it to a person, with what to do."""
-        said = [f"{self.held} messages are held and not handled yet"] if self.held else []
+        said = [f"{plain_count(self.held, 'message is', 'messages are')} held and not handled yet"] if self.held else []
         if self.dead:
-            said.append(f"{self.dead} dead letters block their keys: redrive or drop them (`outbox dead-letters`)")
+            dead = plain_count(self.dead, "dead letter blocks its key", "dead letters block their keys")
+            said.append(f"{dead}: redrive or drop what is dead (`outbox dead-letters`)")
         return "; ".join(said)
 
 

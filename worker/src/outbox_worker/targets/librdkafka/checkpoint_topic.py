@@ -19,6 +19,7 @@ from confluent_kafka.admin._listoffsets import EarliestSpec, LatestSpec, OffsetS
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from outbox_core.errors import ConfigurationError, TransientError
+from outbox_core.plain import plain_count
 from outbox_core.report import Reason
 from outbox_worker.logs import get_logger
 from outbox_worker.targets.librdkafka.answers import is_login, is_settling
@@ -101,7 +102,7 @@ class CheckpointTopic:
             self._change(lambda: self._admin.create_topics([new])[self._topic], "create it", "Create", count)
         elif found < count:
             more = NewPartitions(self._topic, count)
-            change = f"give it {count} partitions instead of {found}"
+            change = f"give it {plain_count(count, 'partition')} instead of {found}"
             self._change(lambda: self._admin.create_partitions([more])[self._topic], change, "Alter", count)
         for client in (self._consumer, self._admin):
             while self._count_partitions(client) < count:
@@ -136,8 +137,8 @@ class CheckpointTopic:
             raise ConfigurationError(
                 f"guarantee Transactional needs the topic {self._topic}, and Kafka at {self._settings.servers} does "
                 f"not let us {what} ({error.name()}: {error.str()}): create it with cleanup.policy=compact and at "
-                f"least {count} partitions, name another one in target.kafka.checkpointTopic, or allow the user the "
-                f"operation {operation} on it",
+                f"least {plain_count(count, 'partition')}, name another one in target.kafka.checkpointTopic, "
+                f"or allow the user the operation {operation} on it",
                 reason=Reason.PERMISSION_DENIED if is_login(error) else Reason.INVALID_CONFIGURATION,
                 classes=(error.name(),),
             ) from None
