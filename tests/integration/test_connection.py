@@ -158,6 +158,7 @@ def test_a_server_that_does_not_answer_is_given_up(tmp_path):
         ("SELECT nonsense nonsense nonsense", OutboxError, Reason.STATEMENT_FAILED),
         ("SET statement_timeout = '10ms'; SELECT pg_sleep(5)", TransientError, Reason.STATEMENT_FAILED),
         ("SELECT pg_terminate_backend(pg_backend_pid())", TransientError, Reason.DATABASE_UNAVAILABLE),
+        ("BEGIN READ ONLY; CREATE TABLE made ()", TransientError, Reason.DATABASE_UNAVAILABLE),
     ],
 )
 def test_statements_that_fail(database, statement, kind, reason):
