@@ -72,6 +72,15 @@ class Partition(StartingUnit):
         membership.note_count(there)
 
     @override
+    def check_mode(self, connection: Connection) -> None:
+        key = self._context.key
+        there = rebalance.fetch(connection, key)
+        if there is not None:
+            self._check_key(there.count, there.by)
+        elif partitions.load_checkpoints(connection, key):
+            self._check_key(None, None)
+
+    @override
     def after_refusal(self, connection: Connection) -> outcomes.StepOutcome | None:
         """Another process has it, or there is no such partition any more."""
         there = partitions.fetch_count(connection, self._context.key)
@@ -130,16 +139,19 @@ class Partition(StartingUnit):
             ConfigurationError: it is divided by another key, or not at all.
 
         """
-        if found.by != self._by:
-            there = f"{found.count} partitions by {found.by}" if found.count else "not divided"
+        self._check_key(found.count, found.by)
+        self._membership.note_count(found.count)
+        return found.count == self._count
+
+    def _check_key(self, count: int | None, by: str | None) -> None:
+        if by != self._by:
+            there = f"{count} partitions by {by}" if count else "not divided"
             raise ConfigurationError(
                 f"processor {self._context.key.processor_id!r} is {there} here, and {self._count} partitions by "
                 f"{self._by} are asked for: the same keys would go to other checkpoints. Ask for what is there, or use "
                 "another processorId",
                 reason=Reason.PARTITIONS_DIFFER,
             )
-        self._membership.note_count(found.count)
-        return found.count == self._count
 
 
 class PartitionFeed(Feed):
