@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from datetime import UTC, datetime
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from outbox_core.errors import ConfigurationError, OutboxError, TransientError
 from outbox_core.report import Reason
@@ -55,6 +57,16 @@ def test_a_uri_may_carry_parameters_of_its_own(database, tmp_path):
         assert connection.execute(shown).fetchone() == ("ours", "5MB")
     with connect_uri(tmp_path / "uri", "the cli") as connection:
         assert connection.execute(shown).fetchone() == ("the cli", "5MB")
+
+
+@pytest.mark.parametrize("setting", ["client_encoding = SQL_ASCII", "client_encoding = LATIN1", "DateStyle = German"])
+def test_settings_of_a_role_do_not_change_how_text_and_times_are_read(database, setting):
+    role = sql.Identifier("processor"), sql.Identifier(database.name)
+    with database.direct() as admin:
+        admin.execute(sql.SQL("ALTER ROLE {} IN DATABASE {} SET " + setting).format(*role))
+    connection = database.connect("processor")
+    read = connection.execute("SELECT 'größer 10 €', timestamptz '2026-11-28 10:00+00'").fetchone()
+    assert read == ("größer 10 €", datetime(2026, 11, 28, 10, tzinfo=UTC))
 
 
 def test_a_rotated_password_is_used_at_the_next_connect(database, tmp_path):
@@ -175,6 +187,7 @@ def test_a_server_that_does_not_answer_is_given_up(tmp_path):
         ("SELECT nonsense nonsense nonsense", OutboxError, Reason.STATEMENT_FAILED),
         ("SET statement_timeout = '10ms'; SELECT pg_sleep(5)", TransientError, Reason.STATEMENT_FAILED),
         ("SELECT pg_terminate_backend(pg_backend_pid())", TransientError, Reason.DATABASE_UNAVAILABLE),
+        ("BEGIN READ ONLY; CREATE TABLE made ()", TransientError, Reason.DATABASE_UNAVAILABLE),
     ],
 )
 def test_statements_that_fail(database, statement, kind, reason):

@@ -7,11 +7,13 @@ import uuid
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from outbox_core.processor.outcomes import HeldLease
 from outbox_worker.ownership.heartbeat import Ownership
 from outbox_worker.postgres.transactions.guard import GuardedConnection
 from tests.support.servers.postgres import VERSIONS, wait_until
+from tests.support.worker import PYTHON_HANDLER, PYTHON_TARGET, Outbox, build_config
 
 INSERT = "INSERT INTO public.effects VALUES (%s)"
 IDLE_LIMIT = 0.5
@@ -97,3 +99,17 @@ def test_the_heartbeat_keeps_a_computing_handlers_transaction_while(servers, kep
 
         wait_until(over, "twice the limit passed, or the server ended it")
         assert (watcher.execute(age, [owned.info.backend_pid]).fetchone() is not None) is kept
+
+
+@pytest.mark.parametrize("mode", [{}, {"mode": "Competing", "competing": {}}], ids=["Ordered", "Competing"])
+def test_a_batch_may_take_longer_than_a_transaction_timeout_of_the_database(servers, workers, mode):
+    """PostgreSQL has it from 17 on; how long a batch may take is for delivery.timeout to say."""
+    with servers.database("18") as database:
+        outbox = Outbox(database)
+        name = sql.Identifier(database.name)
+        outbox.connection.execute(sql.SQL("ALTER DATABASE {} SET transaction_timeout = '300ms'").format(name))
+        outbox.produce(3)
+        handler = f"{PYTHON_HANDLER}    import time; time.sleep(1)\n"
+        workers.start(build_config(database, PYTHON_TARGET, delivery=mode), database.uri(), handler=handler)
+        wait_until(lambda: outbox.count() == 3, "the batch is handled", 20)
+        workers.stop()

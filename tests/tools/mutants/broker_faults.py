@@ -187,7 +187,7 @@ BROKER: Final = (
     fault(
         "other messages are given the same numbers",
         f"{CORE}/progress/numbering.py",
-        'f"{source}\\n{divided}\\n{target}".encode()',
+        'f"{source}\\n{partitioning}\\n{target}".encode()',
         'f"{target}".encode()',
         f"{_STREAM}::test_a_wider_filter_loses_nothing_of_what_was_published_before_the_kill",
     ),

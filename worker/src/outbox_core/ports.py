@@ -105,6 +105,15 @@ class OwnedUnit(Protocol):
         """
         del connection
 
+    def check_mode(self, connection: Any) -> None:
+        """Look, before anything is owned, whether what is stored is of this mode and key; must be cheap to repeat.
+
+        Raises:
+            ConfigurationError: `PartitionsDiffer`: it is not.
+
+        """
+        del connection
+
     def after_refusal(self, connection: Any) -> StepOutcome | None:
         """Say what the refusal of the lease means; None: another process has it."""
         del connection

@@ -90,7 +90,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The parts of one processor, divided as it is now."""
+    """The parts of one processor, partitioned as it is now."""
 
     holding: Holding
     replica: Replica
@@ -220,7 +220,7 @@ def _tell_invalid(status: ProcessStatus, error: ConfigurationError) -> None:
 
 
 def _build_work(process: Process, processor: Processor, databases: Databases, *, take_over: bool) -> Work:
-    """Build the parts of one processor, divided as the configuration of its sessions says."""
+    """Build the parts of one processor, partitioned as the configuration of its sessions says."""
     config, settings, status = databases.config, processor.settings, processor.status
     asked, partitions = processor.config.delivery.partitions, config.delivery.partitions
     replica = Replica(

@@ -46,7 +46,7 @@ class Replica:
     def __init__(
         self, config: ProcessorConfig, key: ProcessorKey, *, pod: str, pod_uid: str, token: UUID, asked: int | None
     ) -> None:
-        """Say who it is; `asked`: into how many partitions the resource wants the processor divided, None: none."""
+        """Say who it is; `asked`: how many partitions the resource wants, None: none."""
         self.config = config
         self.key = key
         self.pod = pod

@@ -162,16 +162,16 @@ def _list_partitions(report: Report) -> list[PartitionStatus]:
 
 def describe_partitioning(facts: Facts) -> str:
     """Say what keeps the number of partitions from being what the spec asks for; empty: it is as asked."""
-    divided = facts.observed.processor.spec.delivery.partitions
+    wanted = facts.observed.processor.spec.delivery.partitions
     told = facts.lead.partitioning if facts.lead is not None else None
     seen = told or facts.observed.previous.partitioning
-    if divided is None or seen is None:
+    if wanted is None or seen is None:
         return ""
     if seen.message:
         return seen.message
-    if seen.count == divided.count:
+    if seen.count == wanted.count:
         return ""
-    return f"{plain_count(seen.count, 'partition')} shall become {divided.count}; no worker has drawn the barrier yet"
+    return f"{plain_count(seen.count, 'partition')} shall become {wanted.count}; no worker has drawn the barrier yet"
 
 
 def describe_outdated(observed: Observed) -> str:

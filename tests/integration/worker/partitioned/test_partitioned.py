@@ -273,7 +273,7 @@ def test_a_failing_message_stops_its_partition_only_and_mends(outbox, workers):
     assert_each_once_and_in_order(outbox, 200)
 
 
-def test_what_is_divided_otherwise_is_refused(outbox, workers):
+def test_what_is_partitioned_otherwise_is_refused(outbox, workers):
     produce(outbox, 50)
     start(outbox, workers, "pod-a").wait_for("all is handled", lambda r: r.handled == 50)
     for worker in list(workers.started):
@@ -289,13 +289,13 @@ def test_what_is_divided_otherwise_is_refused(outbox, workers):
     assert len(outbox.handled()) == 50
 
 
-def test_what_was_not_divided_is_not_divided_later(outbox, workers):
+def test_what_was_not_partitioned_is_not_partitioned_later(outbox, workers):
     ids = outbox.produce(10)
     ordered = workers.start(build_config(outbox.database, SQL_TARGET), outbox.database.uri())
     outbox.wait_handled(ids)
     ordered.terminate()
     worker = start(outbox, workers, "pod-a")
-    assert "not divided" in worker.wait_state("Unavailable", "PartitionsDiffer").message
+    assert "not partitioned" in worker.wait_state("Unavailable", "PartitionsDiffer").message
     assert outbox.handled() == ids
 
 

@@ -79,7 +79,7 @@ class Sources(ExitStack):
         return self.find(processor_id) is not self._target
 
     def reader(self, view: ProcessorView) -> MessageReader:
-        """Return the reader of the partition's own messages, divided as the database says."""
+        """Return the reader of the partition's own messages, partitioned as the database says."""
         source = self.source_of(view.processor_id)
         if view.partitioning is None:
             return MessageReader(source)

@@ -28,7 +28,7 @@ _NAMED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """How a processor is divided in the database.
+    """How a processor is partitioned in the database.
 
     Attributes:
         count: partitions.

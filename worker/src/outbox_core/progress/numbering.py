@@ -81,6 +81,6 @@ def describe_mapping(config: ProcessorConfig) -> str:
     """Return a checksum of all in the resource that decides which messages are counted, and where they are handed."""
     source = config.source.model_dump_json(exclude={"connection", "schema_"})
     partitions = config.delivery.partitions
-    divided = "" if partitions is None else partitions.model_dump_json()
+    partitioning = "" if partitions is None else partitions.model_dump_json()
     target = "" if config.target is None else config.target.chosen.model_dump_json(exclude={"connection"})
-    return hashlib.sha256(f"{source}\n{divided}\n{target}".encode()).hexdigest()
+    return hashlib.sha256(f"{source}\n{partitioning}\n{target}".encode()).hexdigest()

@@ -116,16 +116,21 @@ class WholeProcessor(StartingUnit):
         return checkpoints.load_untampered(connection, self._context.key) is not None
 
     @override
-    def load(self, connection: Connection, lease: outcomes.HeldLease) -> checkpoints.Start | None:
-        """Load the checkpoint; the first owner writes down where to start."""
+    def check_mode(self, connection: Connection) -> None:
         key = self._context.key
         count = partitions.fetch_count(connection, key)
         if count is not None:
             raise ConfigurationError(
-                f"processor {key.processor_id!r} is divided into {plain_count(count, 'partition')} here: "
+                f"processor {key.processor_id!r} has {plain_count(count, 'partition')} here: "
                 "one checkpoint means nothing to it. Set delivery.mode to Partitioned, or use another processorId",
                 reason=Reason.PARTITIONS_DIFFER,
             )
+
+    @override
+    def load(self, connection: Connection, lease: outcomes.HeldLease) -> checkpoints.Start | None:
+        """Load the checkpoint; the first owner writes down where to start."""
+        key = self._context.key
+        self.check_mode(connection)
         start = checkpoints.ensure_start(
             connection, key, self._context.config.source, lambda: self.find_start(connection),
             epoch=lease.epoch, token=lease.token,
@@ -287,7 +292,12 @@ class OwnerSteps:
         return outcomes.Reviewed(found, note)
 
     def check_target(self, _state: ProcessorState) -> outcomes.TargetReady:
-        """Look whether the target can work at all, and wait until batches can be prepared for it."""
+        """Look whether the target can work at all, and wait until batches can be prepared for it.
+
+        Looked at here too: whether the processor is partitioned as the resource asks for. A process that is refused for
+        that takes no share, as one whose target cannot work.
+        """
+        self._unit.check_mode(self._connection())
         self._context.shutdown.limited(self._timeout, self._context.target.check)
         self._supply.await_ready()
         return outcomes.TargetReady()
@@ -331,7 +341,13 @@ class OwnerSteps:
             # Until it is done the other partitions have their turns: those that are new begin with it meanwhile.
             if seconds := target.shut_out(self._database, lease.partition, lease.epoch):
                 return outcomes.Throttled(seconds, Reason.RUNNING, "")
-        loaded = self._load(state)
+        try:
+            loaded = self._load(state)
+        except ConfigurationError as err:
+            if err.reason is not Reason.PARTITIONS_DIFFER:
+                raise
+            self.release(state)  # another process stored it since this one looked: it needs the lease
+            return self._lose(str(err))
         return self._unit.after_load() or loaded
 
     def _load(self, state: ProcessorState) -> outcomes.StepOutcome:

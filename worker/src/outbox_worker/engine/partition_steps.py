@@ -55,7 +55,7 @@ class Partition(StartingUnit):
 
     @override
     def after_claim(self, connection: Connection) -> None:
-        """Say into how many partitions the resource wants the processor divided, and learn into how many it is."""
+        """Say how many partitions the resource wants, and learn how many there are."""
         config, key, membership = self._context.config, self._context.key, self._membership
         if self._context.databases.has_remote_target:
             # The barrier is a place of this database: it means nothing to another database's messages.
@@ -71,6 +71,15 @@ class Partition(StartingUnit):
             connection, key, config.resource, generation=config.generation, count=membership.asked, by=self._by
         )
         membership.note_count(there)
+
+    @override
+    def check_mode(self, connection: Connection) -> None:
+        key = self._context.key
+        there = rebalance.fetch(connection, key)
+        if there is not None:
+            self._check_key(there.count, there.by)
+        elif partitions.load_checkpoints(connection, key):
+            self._check_key(None, None)
 
     @override
     def after_refusal(self, connection: Connection) -> outcomes.StepOutcome | None:
@@ -125,14 +134,19 @@ class Partition(StartingUnit):
         )  # fmt: skip
 
     def _is_as_asked(self, found: partitions.Begun) -> bool:
-        """Say whether the processor is divided as this process believes; it may learn another number.
+        """Say whether the processor is partitioned as this process believes; it may learn another number.
 
         Raises:
-            ConfigurationError: it is divided by another key, or not at all.
+            ConfigurationError: it is partitioned by another key, or not at all.
 
         """
-        if found.by != self._by:
-            there = f"{plain_count(found.count, 'partition')} by {found.by}" if found.count else "not divided"
+        self._check_key(found.count, found.by)
+        self._membership.note_count(found.count)
+        return found.count == self._count
+
+    def _check_key(self, count: int | None, by: str | None) -> None:
+        if by != self._by:
+            there = f"{plain_count(count, 'partition')} by {by}" if count else "not partitioned"
             asked = plain_count(self._count, "partition")
             raise ConfigurationError(
                 f"processor {self._context.key.processor_id!r} is {there} here, and asked for is {asked} by "
@@ -140,8 +154,6 @@ class Partition(StartingUnit):
                 "another processorId",
                 reason=Reason.PARTITIONS_DIFFER,
             )
-        self._membership.note_count(found.count)
-        return found.count == self._count
 
 
 class PartitionFeed(Feed):

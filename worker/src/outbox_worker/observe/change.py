@@ -53,5 +53,5 @@ def look_at_change(
 
 
 def part_reader(source: Source, now: Partitioning, partition: int) -> MessageReader:
-    """Return the reader of one partition as the database has the processor divided, up to the barrier, if any."""
+    """Return the reader of one partition as the database has the processor partitioned, up to the barrier, if any."""
     return MessageReader(source, Slice(partition, Partitions(count=now.count, key=parse_key(now.by)), now.barrier))

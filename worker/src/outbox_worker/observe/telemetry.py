@@ -121,7 +121,7 @@ def _gauges(report: Report) -> Iterator[Metric]:
         ("outbox_attempt", "Failed attempts of the batch in hand.", report.attempt),
         ("outbox_owner", "1 while this process holds the lease.", float(lease is not None and lease.held)),
         ("outbox_epoch", "Epoch of the lease that this process holds.", lease.epoch if lease else None),
-        ("outbox_partitions", "Into how many partitions the processor is divided.",
+        ("outbox_partitions", "How many partitions the processor has.",
          report.partitioning.count if report.partitioning else None),
         ("outbox_partitions_next", "Into how many it shall be; the same while that does not change.",
          (report.partitioning.next_count or report.partitioning.count) if report.partitioning else None),

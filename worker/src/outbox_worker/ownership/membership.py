@@ -42,7 +42,7 @@ class Membership:
         return self.found != self.count
 
     def note_count(self, count: int | None) -> bool:
-        """Take how many there are (None: not divided yet); return `outdated`, which stays so once it is."""
+        """Take how many there are (None: not partitioned yet); return `outdated`, which stays so once it is."""
         if count is not None and not self.outdated:
             self.found = count
         if self.outdated:

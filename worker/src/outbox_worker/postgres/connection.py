@@ -1,6 +1,7 @@
 """Opens connections from a directory of files, as a mounted Secret is one. Read again at every connect: rotation works.
 
-Works through PgBouncer in transaction mode: no prepared statements, no session settings, nothing in `options`.
+Works through PgBouncer in transaction mode: no prepared statements, nothing in `options`, and no session settings but
+those that it keeps for each of its clients (`client_encoding`, `DateStyle`).
 """
 
 from __future__ import annotations
@@ -167,14 +168,24 @@ def connect_environment(application_name: str) -> Connection:
 
 def _open(parameters: Mapping[str, Any], application_name: str, unreadable: ConfigurationError) -> Connection:
     # A URI may name an application too; ours says which processor and pod it is.
-    named = {**_LIVENESS, **parameters, "application_name": application_name[:63]}
+    named = {**_LIVENESS, **parameters, "application_name": application_name[:63], "client_encoding": "utf8"}
     try:
-        return psycopg.connect(**named, autocommit=True, prepare_threshold=None)
+        return _with_readable_dates(psycopg.connect(**named, autocommit=True, prepare_threshold=None))
     except psycopg.ProgrammingError:
         # libpq quotes the string it could not read, which may hold the password
         raise unreadable from None
     except psycopg.Error as err:
         raise translate(err) from err
+
+
+def _with_readable_dates(connection: Connection) -> Connection:
+    """Let the session write dates as the driver reads them, where a setting of its role or database says otherwise.
+
+    PgBouncer keeps this setting for each of its clients.
+    """
+    if not (connection.info.parameter_status("DateStyle") or "ISO").startswith("ISO"):
+        connection.execute("SET DateStyle = ISO")  # how a date's order is understood stays
+    return connection
 
 
 def _invalid(what: str) -> ConfigurationError:

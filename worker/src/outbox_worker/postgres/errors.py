@@ -25,6 +25,10 @@ _MISSING: Final = frozenset({"3F000", "42P01", "42883", "42703"})
 _PUT_RIGHT: Final = (
     "if it is the product's own, run `outbox migrate` as its owner; if source.table maps it, correct that"
 )
+_READ_ONLY: Final = (
+    "the server is a standby, or default_transaction_read_only is on for the server, the database or the role; it is "
+    "tried again until writes are allowed"
+)
 _TRY_AGAIN: Final = frozenset({"40001", "40P01", "55P03", "55006", "57014", "25P02"})
 """Serialization, deadlock, lock timeout, object in use, cancelled, transaction already failed."""
 _UNAVAILABLE: Final = ("08", "53", "57P", "58", "XX")
@@ -78,6 +82,8 @@ def _by_class(state: str, said: str) -> OutboxError:
         return TransientError(said, reason=Reason.AUTHENTICATION_FAILED)
     if state == "25P03":
         return TransientError("idle in its transaction for too long: the server ended it", reason=Reason.LEASE_LOST)
+    if state == "25006":
+        return TransientError(f"{said}: {_READ_ONLY}", reason=Reason.DATABASE_UNAVAILABLE)
     if state in _TRY_AGAIN:
         return TransientError(f"{said} ({state})", reason=Reason.STATEMENT_FAILED)
     if state.startswith(_UNAVAILABLE):

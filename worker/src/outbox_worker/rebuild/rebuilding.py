@@ -5,7 +5,7 @@ of deadlocks:
 
 1. The old processor stands still: its worker's transactions hold an advisory lock, shared, from their first statement
    on. Ours takes it exclusively: it waits for the batch in hand to be committed, and the next one waits for us before
-   it has locked anything. Where this processor is divided, its other partitions are made to stand still likewise.
+   it has locked anything. Where this processor is partitioned, its other partitions are made to stand still likewise.
 2. What the old one has examined and we have not, `maxLag` messages at most, is handled here, for all our partitions,
    and our checkpoint stored: now the new tables hold all that the old ones do.
 3. The user's statement.

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from outbox_worker.settings import Settings
 
 
-_HANDLERS_OWN = frozenset({"25P02", "57014"})
+_HANDLERS_OWN = frozenset({"25006", "25P02", "57014"})
 """Of the errors with which another try may succeed.
 
-Going on after an error, and a statement that ran into the timeout.
+Writing where only the handler can have forbidden it, going on after an error, and a statement that ran into the
+timeout.
 """
 
 

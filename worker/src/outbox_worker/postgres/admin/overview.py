@@ -36,7 +36,7 @@ class ProcessorView:
         pod: who has the lease, live or lapsed.
         live: the lease has not lapsed, by the database's clock.
         pair: the stored checkpoint.
-        partitioning: into how many partitions the processor is divided, and a change of that; None: it is not.
+        partitioning: how many partitions the processor has, and a change of that; None: it is not partitioned.
         conflicts: refusals that are kept: of the processor the last 1,000, and those that wait for a person.
         open_conflict: the number of the one that waits for a person.
 

@@ -1,4 +1,4 @@
-"""A processor that is divided by key: how, who its live processes are, and which of them owns what.
+"""A processor that is partitioned by key: how, who its live processes are, and which of them owns what.
 
 Each call is one statement for any number of partitions.
 """
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """How the processor is divided.
+    """How the processor is partitioned.
 
     Attributes:
         owned: the caller holds the lease; if not, nothing was done.
-        count: partitions; None: the processor has a checkpoint and was never divided.
+        count: partitions; None: the processor has a checkpoint and was never partitioned.
         by: the key, in `describe_key`'s words.
         begun: by this very call, all partitions at the pair it named.
 
@@ -55,8 +55,8 @@ class SeenLease:
 class SeenOwners(PartitionOwners):
     """The partitioning as the database has it, with the leases for people to read.
 
-    `found`: into how many partitions the processor is divided, which may be another number than `count`; None: it is
-    not.
+    `found`: how many partitions the processor has, which may be another number than `count`; None: it is
+    not partitioned.
     """
 
     leases: tuple[SeenLease, ...] = ()
@@ -73,7 +73,7 @@ def begin(
     epoch: int,
     token: UUID,
 ) -> Begun:
-    """Divide the processor and start it at `start`, as the owner of any partition; or learn how it is divided."""
+    """Partition the processor and start it at `start`, as the owner of any partition; or learn how it is."""
     row = call_row(
         connection, key.schema, "begin_partitions", **key.names, count=count, key=by,
         transaction_id=None if start is None else str(start.transaction_id),
@@ -90,7 +90,7 @@ def begin(
 
 
 def fetch_count(connection: Connection, key: ProcessorKey) -> int | None:
-    """Say into how many partitions the processor is divided; None: it is not."""
+    """Say how many partitions the processor has; None: it is not partitioned."""
     row = fetch_row(connection, in_schema("fetch_partitions", key.schema), key.names)
     return None if row is None else int(row[0])
 

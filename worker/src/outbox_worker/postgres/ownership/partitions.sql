@@ -6,7 +6,7 @@ FROM {schema}.processor_partitions AS d
 WHERE d.processor_id = %(processor_id)s
 
 -- name: fetch_owners
--- Into how many partitions the processor is divided, its live processes, the oldest first, and its live leases.
+-- How many partitions the processor has, its live processes, the oldest first, and its live leases.
 SELECT (SELECT d.partition_count FROM {schema}.processor_partitions AS d WHERE d.processor_id = %(processor_id)s),
        ARRAY(SELECT m.token
              FROM {schema}.processor_members AS m

@@ -29,15 +29,15 @@ def ask(
     count: int,
     by: str,
 ) -> int | None:
-    """Say what the resource wants; return into how many partitions the processor is divided now. None: it is not.
+    """Say what the resource wants; return how many partitions the processor has now; None: it is not partitioned.
 
     Heeded only from the holder of the claim, and never from an older generation of the resource than was heeded before.
     """
-    divided: int | None = call(
+    there: int | None = call(
         connection, key.schema, "ask_partitions", processor_id=key.processor_id, claim_uid=resource.uid,
         generation=generation, count=count, key=by, asked_by=f"{resource}, generation {generation}",
     )  # fmt: skip
-    return divided
+    return there
 
 
 def change(connection: Connection, key: ProcessorKey, claim_uid: str) -> bool:
@@ -47,7 +47,7 @@ def change(connection: Connection, key: ProcessorKey, claim_uid: str) -> bool:
 
 
 def fetch(connection: Connection, key: ProcessorKey) -> Partitioning | None:
-    """See how the processor is divided and what that changes to; None: it is not partitioned."""
+    """See how the processor is partitioned and what that changes to; None: it is not partitioned."""
     row = fetch_row(connection, in_schema("fetch_partitions", key.schema), {"processor_id": key.processor_id})
     if row is None:
         return None

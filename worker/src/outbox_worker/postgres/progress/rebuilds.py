@@ -51,7 +51,7 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class RebuildRow:
-    """One rebuild for people, with both checkpoints; of a divided processor the furthest."""
+    """One rebuild for people, with both checkpoints; of a partitioned processor the furthest."""
 
     processor_id: str
     of: str

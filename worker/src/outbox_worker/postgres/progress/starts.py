@@ -37,7 +37,7 @@ class OtherStart:
 
     Attributes:
         pairs: by partition; one that is not partitioned has number 0 only.
-        count: into how many partitions it is divided; None: it is not.
+        count: how many partitions it has; None: it is not partitioned.
         by: by which key, in `describe_key`'s words.
 
     """
@@ -137,7 +137,7 @@ def spread(
     epoch: int,
     token: UUID,
 ) -> bool:
-    """Give each partition the start that is its own, in the transaction that divided the processor."""
+    """Give each partition the start that is its own, in the transaction that partitioned the processor."""
     of = partition_parameters(pairs)
     if any(pair.snapshot_range is not None for pair in pairs.values()):
         spread = call(

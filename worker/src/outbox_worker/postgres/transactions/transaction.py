@@ -321,11 +321,17 @@ def roll_back(connection: psycopg.Connection[Any]) -> None:
 
 
 def _compose_opening(key: ProcessorKey, idle_limit: int, statement_limit: int) -> Template:
-    """Compose what begins a transaction, with settings that end with it; limits in milliseconds."""
+    """Compose what begins a transaction, with settings that end with it; limits in milliseconds.
+
+    A `transaction_timeout` (PostgreSQL 17 and later) does not count in it: delivery.timeout says how long a batch may
+    take.
+    """
     text = sql.SQL(
         "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; "
         "SELECT set_config('idle_in_transaction_session_timeout', {idle}, true), "
         "set_config('statement_timeout', {statement}, true), set_config({name}, {mark}, true), "
+        "CASE WHEN current_setting('transaction_timeout', true) <> '0' "
+        "THEN set_config('transaction_timeout', '0', true) END, "
         "pg_advisory_xact_lock_shared(hashtext({lock}), ({epoch}::bigint & 2147483647)::int), "
         "{schema}.server_run()::text"
     )
