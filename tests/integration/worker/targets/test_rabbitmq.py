@@ -195,9 +195,10 @@ def test_tls_with_the_authority_of_the_secret(outbox, workers, rabbitmq, queue_n
         wait_count(client, queue_name, 3)
 
 
-def test_a_broker_that_blocks_publishers(outbox, workers, rabbitmq, queue_name):
+@pytest.mark.parametrize("timeout", ["1m", "4s"])
+def test_a_broker_that_blocks_publishers(outbox, workers, rabbitmq, queue_name, timeout):
     with rabbitmq.queue(queue_name) as client:
-        worker = start(outbox, workers, rabbitmq, build_target(queue_name))
+        worker = start(outbox, workers, rabbitmq, build_target(queue_name), delivery={"timeout": timeout})
         outbox.produce(1)
         worker.wait_for("one is stored", lambda r: r.handled == 1)
         rabbitmq.control("set_vm_memory_high_watermark", "0.000001")
@@ -206,6 +207,7 @@ def test_a_broker_that_blocks_publishers(outbox, workers, rabbitmq, queue_name):
             report = worker.wait_state("Retrying", "TargetUnavailable", 40)
             assert "blocks publishers" in report.message
             assert "memory" in report.message
+            assert "HandlerTimeout" not in worker.log()
         finally:
             rabbitmq.control("set_vm_memory_high_watermark", "0.4")
         worker.wait_for("all is stored", lambda r: r.handled == 4, 40)
