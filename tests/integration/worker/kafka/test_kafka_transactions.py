@@ -363,3 +363,24 @@ def test_a_topic_of_records_that_cannot_be_made_is_named_with_the_remedy(outbox,
         kafka.create_topic("not-made", 1, cleanup_policy="compact")
         kafka.allow("modest", "TOPIC", "not-made", "READ")
         worker.wait_for("it goes on by itself", lambda r: r.handled == 1)
+
+
+@pytest.mark.parametrize("deleted", ["messages", "records"])
+def test_a_topic_that_is_deleted_while_the_worker_runs_is_named_long_before_the_timeout(
+    outbox, kafka, start, records, deleted
+):
+    name = f"orders-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(name, 1)
+    worker = start(name)
+    outbox.produce(3)
+    worker.wait_for("the first are stored", lambda r: r.handled == 3)
+    gone = name if deleted == "messages" else records
+    kafka.delete_topic(gone)
+    ids = outbox.produce(3, start=3)
+    wait_until(lambda: f"has no topic {gone}" in worker.log(), "it names the topic", 30)
+    if deleted == "messages":
+        kafka.create_topic(name, 1)
+    worker.wait_for("it goes on by itself", lambda r: r.handled == 6 and r.state == "Active", 30)
+    with contextlib.closing(Topic(kafka, name)) as topic:
+        assert topic.wait_for(3)[-3:] == ids
+    kafka.delete_topic(name)

@@ -155,6 +155,29 @@ def test_a_wrong_login_is_said_and_recovers(outbox, workers, rabbitmq, queue_nam
         wait_count(client, queue_name, 3)
 
 
+def test_permissions_that_are_taken_away_are_named_and_it_goes_on_once_they_are_back(
+    outbox, workers, rabbitmq, queue_name
+):
+    rabbitmq.control("add_user", "limited", "f1rst")
+    rabbitmq.control("set_permissions", "limited", "", ".*", "")
+    try:
+        with rabbitmq.queue(queue_name) as client:
+            uri = f"amqp://limited:f1rst@127.0.0.1:{rabbitmq.port}/"
+            worker = start(outbox, workers, rabbitmq, build_target(queue_name), uri)
+            outbox.produce(3)
+            worker.wait_for("the first are stored", lambda r: r.handled == 3)
+            rabbitmq.control("clear_permissions", "limited")
+            rabbitmq.control("close_all_user_connections", "limited", "tests")
+            outbox.produce(3, start=3)
+            report = worker.wait_state("Unavailable", "ConnectionSecretInvalid")
+            assert "refuses the virtual host /" in report.message
+            assert "give user limited permissions there" in report.message
+            rabbitmq.control("set_permissions", "limited", "", ".*", "")
+            wait_count(client, queue_name, 6)
+    finally:
+        rabbitmq.control("delete_user", "limited")
+
+
 def test_tls_with_the_authority_of_the_secret(outbox, workers, rabbitmq, queue_name):
     outbox.produce(3)
     uri = rabbitmq.uri.replace("amqp:", "amqps:").replace(
@@ -172,9 +195,10 @@ def test_tls_with_the_authority_of_the_secret(outbox, workers, rabbitmq, queue_n
         wait_count(client, queue_name, 3)
 
 
-def test_a_broker_that_blocks_publishers(outbox, workers, rabbitmq, queue_name):
+@pytest.mark.parametrize("timeout", ["1m", "4s"])
+def test_a_broker_that_blocks_publishers(outbox, workers, rabbitmq, queue_name, timeout):
     with rabbitmq.queue(queue_name) as client:
-        worker = start(outbox, workers, rabbitmq, build_target(queue_name))
+        worker = start(outbox, workers, rabbitmq, build_target(queue_name), delivery={"timeout": timeout})
         outbox.produce(1)
         worker.wait_for("one is stored", lambda r: r.handled == 1)
         rabbitmq.control("set_vm_memory_high_watermark", "0.000001")
@@ -183,6 +207,7 @@ def test_a_broker_that_blocks_publishers(outbox, workers, rabbitmq, queue_name):
             report = worker.wait_state("Retrying", "TargetUnavailable", 40)
             assert "blocks publishers" in report.message
             assert "memory" in report.message
+            assert "HandlerTimeout" not in worker.log()
         finally:
             rabbitmq.control("set_vm_memory_high_watermark", "0.4")
         worker.wait_for("all is stored", lambda r: r.handled == 4, 40)

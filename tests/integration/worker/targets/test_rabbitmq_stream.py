@@ -356,6 +356,17 @@ def test_a_wrong_login_is_said_and_recovers(outbox, workers, rabbitmq, stream, c
     assert len(read_ids(rabbitmq, stream, 3)) == 3
 
 
+def test_a_broker_that_has_an_alarm_is_named_as_the_cause(outbox, workers, rabbitmq, stream):
+    rabbitmq.control("set_disk_free_limit", "1000000GB")
+    try:
+        worker = start(outbox, workers, rabbitmq, stream, delivery={"circuitBreaker": {"openFor": "200ms"}})
+        outbox.produce(3)
+        worker.wait_for("it names the remedy", lambda r: "free its disk or memory" in (r.message or ""))
+    finally:
+        rabbitmq.control("set_disk_free_limit", "50MB")
+    assert len(read_ids(rabbitmq, stream, 3)) == 3
+
+
 def test_the_port_of_the_other_protocol_is_named(outbox, workers, rabbitmq, stream):
     outbox.produce(1)
     uri = rabbitmq.stream_uri.replace(f":{rabbitmq.stream_port}", f":{rabbitmq.port}")

@@ -60,6 +60,19 @@ def test_others_go_on(error, retry):
     assert after(error, retry=retry).find_obstacle(NOW + 1.0) is None
 
 
+def test_an_open_breaker_says_what_the_target_last_failed_with():
+    down, silent = (TransientError(said, reason=Reason.TARGET_UNAVAILABLE) for said in ("it is down", "it is silent"))
+    obstacle = after(*[down] * 9, silent).find_obstacle(NOW)
+    assert obstacle is not None
+    assert obstacle.reason is Reason.CIRCUIT_OPEN
+    assert obstacle.message.endswith("it last failed with: it is silent")
+    key_after_key = Throttle(Delivery())
+    key_after_key.fail_messages([str(number) for number in range(2000)], NOW, more=True)
+    obstacle = key_after_key.find_obstacle(NOW)
+    assert obstacle is not None
+    assert obstacle.message.endswith("now and then")
+
+
 @pytest.mark.parametrize("step", [Step.HANDLE, Step.ISOLATE, Step.HANDLE_HELD])
 def test_what_was_read_before_the_pause_is_read_again_after_it(step):
     """A person may skip or drop a message while a pause lasts for hours."""

@@ -218,6 +218,11 @@ class TestWhoseFault:
         assert (found.reason, type(found)) == (Reason.CONNECTION_SECRET_INVALID, ConfigurationError)
         assert answers.is_login(error)
 
+    @pytest.mark.parametrize("more", ["", ", 3 identical error(s) suppressed"])
+    def test_how_long_it_took_is_left_out_or_a_status_would_change_each_time(self, more):
+        error = KafkaError(KafkaError._AUTHENTICATION, f"kafka:1: refused (after 326ms in state AUTH_REQ{more})")
+        assert "(_AUTHENTICATION: kafka:1: refused)" in str(answers.classify_error(error, SETTINGS))
+
     @pytest.mark.parametrize("name", ["MSG_SIZE_TOO_LARGE", "INVALID_RECORD", "RECORD_LIST_TOO_LARGE"])
     def test_the_messages(self, name):
         error = KafkaError(getattr(KafkaError, name))

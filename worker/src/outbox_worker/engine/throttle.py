@@ -42,6 +42,8 @@ class Throttle:
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
         self.breaker = CLOSED
+        self._fault = ""
+        """What the target last failed with as a whole."""
         self._bucket: rate.Bucket | None = None
         self.paused_until = 0.0
         """When a pause that the target asked for is over; in the past: there is none."""
@@ -90,11 +92,12 @@ class Throttle:
         )  # fmt: skip
 
     def _describe(self) -> str:
-        """Say why it is open, without what changes with every probe."""
+        """Say why it is open; of messages that failed, no more than that, for each probe may fail in another way."""
         settings = self._delivery.circuit_breaker
         by_messages = len(self.breaker.keys) > self.breaker.faults
         who = f"messages of {settings.failures} keys or more" if by_messages else "the target"
-        return f"{who} failed in a row: until a message is handled one is tried only now and then"
+        last = "" if by_messages else f"; it last failed with: {self._fault}"
+        return f"{who} failed in a row: until a message is handled one is tried only now and then{last}"
 
     def arrive(self, share: float, wait: float, now: float) -> None:
         """Begin with an empty bucket, that has a message in it after `wait`: others use all of the rate until then."""
@@ -125,6 +128,7 @@ class Throttle:
         if retry.classify_error(error, self._delivery.retry) is retry.ErrorKind.OUTSIDE:
             if error.reason is Reason.TARGET_UNAVAILABLE or isinstance(error, HandlerError):
                 self.breaker = decide_after_fault(self.breaker, settings, now)
+                self._fault = str(error)
             if error.reason is Reason.TARGET_UNAVAILABLE:
                 self.paused_until = max(self.paused_until, now + retry.asked_wait(error))
         elif batch.matched_count == 1:

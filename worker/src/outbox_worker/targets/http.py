@@ -11,6 +11,7 @@ import hmac
 import json
 import re
 import socket
+import ssl
 import time
 from base64 import b64decode, b64encode
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from urllib.parse import quote, urlsplit
 
 from typing_extensions import override
 
-from outbox_core.errors import HandlerError, OutboxError, TransientError
+from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, TransientError
 from outbox_core.ports import OutsideTransaction
 from outbox_core.processor.taken import TakenMessages
 from outbox_core.progress.barrier import key_of
@@ -36,7 +37,6 @@ from outbox_worker.targets.trace_context import TRACE_HEADERS, read_trace
 from outbox_worker.waiting import wait_ready
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Hashable, Iterable, Iterator
     from pathlib import Path
 
@@ -193,8 +193,14 @@ class HttpSink(OutsideTransaction):
         headers |= {"Authorization": f"Bearer {token}"} if token else {}
         try:
             answer, content = self._ask(attempt, connection, headers, body)
+        except ssl.SSLCertVerificationError as err:
+            raise ConfigurationError(
+                f"{self._where}: its certificate is not trusted ({err.verify_message}); correct it there, or put the "
+                "right CA into `ca.crt` of the Secret of target.http.connection",
+                reason=Reason.CONNECTION_SECRET_INVALID,
+            ) from err
         except (OSError, HTTPException, ValueError, OverflowError) as err:  # the last two: of a host, a port
-            why = getattr(err, "verify_message", "") or str(err) or type(err).__name__
+            why = str(err) or type(err).__name__
             raise TransientError(
                 f"{self._where} did not answer ({_shorten(why, token)}); it is tried again",
                 reason=Reason.TARGET_UNAVAILABLE,

@@ -169,7 +169,7 @@ def build_login_refused(address: BrokerAddress) -> TransientError:
 def build_vhost_refused(address: BrokerAddress, said: str = "") -> ConfigurationError:
     """Say that the user may not use the virtual host, or that there is none of this name."""
     return ConfigurationError(
-        f"RabbitMQ at {address} refuses the virtual host {address.vhost}{said}; create it, or correct `vhost` in the "
-        "target's Secret",
+        f"RabbitMQ at {address} refuses the virtual host {address.vhost}{said}; create it, give user "
+        f"{address.username} permissions there, or correct `vhost` in the target's Secret",
         reason=Reason.CONNECTION_SECRET_INVALID,
     )

@@ -131,9 +131,10 @@ class AmqpConnection:
     def _exchange(self, data: bytes, deadline: float, is_done: Callable[[], bool] = lambda: True) -> None:
         """Write all of the data while reading; then go on reading until it is done, or publishers are blocked."""
         began = time.monotonic()
+        patience = min(_BLOCKED_PATIENCE, (deadline - began) / 2)  # before delivery.timeout ends the batch
 
         def check(now: float) -> None:
-            if self.blocked is not None and now - max(began, self._blocked_since) > _BLOCKED_PATIENCE:
+            if self.blocked is not None and now - max(began, self._blocked_since) > patience:
                 raise self._wire.unavailable(f"blocks publishers ({self.blocked}); free its disk or memory")
 
         self._wire.exchange(data, deadline, is_done, check)

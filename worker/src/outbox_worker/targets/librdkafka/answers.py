@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import KafkaError
@@ -73,6 +74,13 @@ _TOPIC_MISSING: Final = frozenset(
 )
 """The last is how librdkafka answers for what it holds of a partition that the topic does not have any more."""
 
+_LASTED: Final = re.compile(r" \(after \d+ms in state \w+(, \d+ identical error\(s\) suppressed)?\)")
+
+
+def describe(error: KafkaError) -> str:
+    """Return the client's words without how long it took: that differs each time, and a status would change with it."""
+    return _LASTED.sub("", error.str())
+
 
 def is_refusal(error: KafkaError) -> bool:
     """Say whether it may be the message's own fault."""
@@ -122,7 +130,7 @@ def classify_error(
         transaction: the transactional id, where there is one.
 
     """
-    code, said, user = error.code(), f"{error.name()}: {error.str()}", settings.username
+    code, said, user = error.code(), f"{error.name()}: {describe(error)}", settings.username
     kind: type[TransientError | ConfigurationError] = TransientError
     reason = Reason.TARGET_UNAVAILABLE
     if code in _LOGINS:

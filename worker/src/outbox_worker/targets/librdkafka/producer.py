@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from outbox_core.errors import OutboxError, TransientError
 from outbox_core.report import Reason
 from outbox_worker.logs import get_logger
-from outbox_worker.targets.librdkafka.answers import classify_error, is_login, is_settling
+from outbox_worker.targets.librdkafka.answers import classify_error, describe, is_login, is_settling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -71,7 +71,7 @@ class Heard:
         elif error.code() == KafkaError._ALL_BROKERS_DOWN:
             self.down_since = self.down_since or time.monotonic()
         else:
-            self.last = error.str()
+            self.last = describe(error)
 
     @property
     def is_down(self) -> bool:
@@ -142,7 +142,7 @@ class KafkaProducer:
                 error = self._producer.list_topics(topic, timeout=5 * SLICE).topics[topic].error
             except KafkaException as err:
                 self._hear(self._producer.poll, SLICE)
-                self._heard.last = self._heard.last or err.args[0].str()
+                self._heard.last = self._heard.last or describe(err.args[0])
                 self._look(deadline)
                 continue
             if error is None:

@@ -25,6 +25,8 @@ _ANSWER_SLICE: Final = 0.01
 """Seconds of one wait for answers: once the client sends nothing more, nothing but the end of a wait tells."""
 _FIRST_WAIT: Final = 0.01
 """Seconds of the first wait while former producers are shut out."""
+_LONG_WAIT: Final = 5.0
+"""Seconds of a wait after which the topics are looked for."""
 _MARGIN: Final = 10.0
 """Seconds beyond delivery.timeout: the brokers do not end a transaction that is still worked on."""
 _LONGEST: Final = 900.0
@@ -116,13 +118,26 @@ class TransactionalProducer(KafkaProducer):
     @override
     def await_answers(self, deadline: float, is_refused: Callable[[], bool]) -> bool:
         """Wait for the answers, but for no longer than until the transaction can only be taken back."""
+        looked = time.monotonic()
         while self.waiting and not is_refused():
             self._hear(self._producer.flush, _ANSWER_SLICE)
             if self.waiting:
                 if self._must_abort():
                     return False
                 self._look(deadline)
+                looked = self._look_for_topics(looked, deadline)
         return not is_refused()
+
+    def _look_for_topics(self, last: float, deadline: float) -> float:
+        """Where a wait is long, look whether all topics are there; return when they were looked for.
+
+        The client asks without end to add a topic that was deleted to the transaction, and says nothing of it.
+        """
+        if time.monotonic() - last < _LONG_WAIT:
+            return last
+        for topic in list(self.topics):
+            self.find_topic(topic, deadline)
+        return time.monotonic()
 
     def _must_abort(self) -> bool:
         """Say whether nothing more is sent: after a refusal the client finds that its sequence has a gap.
@@ -160,6 +175,7 @@ class TransactionalProducer(KafkaProducer):
             place = report.offset()
             offset, refused = -1 if place is None else place, error
 
+        self.topics.add(topic)
         try:
             self._producer.produce(topic, value, key, partition=partition, on_delivery=note)
             self._await(self._producer.commit_transaction, deadline)
@@ -184,8 +200,9 @@ class TransactionalProducer(KafkaProducer):
         return classify_error(error, self.settings, topic=topic)
 
     def _await(self, act: Callable[[float], None], deadline: float) -> None:
+        looked = time.monotonic()
         while not self._try(act, SLICE, deadline):
-            pass
+            looked = self._look_for_topics(looked, deadline)
 
     def _try(self, act: Callable[[float], None], seconds: float, deadline: float) -> bool:
         """Let it go on for so long; say whether it is done."""

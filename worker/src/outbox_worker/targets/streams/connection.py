@@ -260,6 +260,11 @@ class StreamConnection:
                     "user write permission",
                     reason=Reason.PERMISSION_DENIED,
                 )
+            case Code.PRECONDITION_FAILED:
+                return self._wire.unavailable(
+                    f"takes no publisher for stream {self._stream!r} ({frames.describe_code(code)}), as while it has "
+                    "an alarm; free its disk or memory"
+                )
             case _:
                 return self._wire.unavailable(
                     f"refused a request about {self._stream!r} ({frames.describe_code(code)})"
