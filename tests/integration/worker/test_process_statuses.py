@@ -69,6 +69,6 @@ def test_where_it_cannot_be_stored_nothing_else_fails(outbox, workers, silence, 
     ids += outbox.produce(5, start=5)
     wait_until(lambda: outbox.count() == 10, "messages are handled meanwhile", 10)
     assert "heartbeat failed" not in worker.log()
-    assert worker.log().count("no word could be left in the database") == 1
+    assert worker.log().count("the status could not be stored in the database") == 1
     again()
     wait_until(lambda: is_fresh(outbox.connection), "a word is said again", 10)

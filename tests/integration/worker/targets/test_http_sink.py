@@ -202,7 +202,7 @@ class TestTheMessagesFault:
         receiver.answer = refuse(3)
         assert list(failed(make(delivery), *(message(n) for n in range(6)))) == [3]
 
-    def test_with_blocks_partition_all_of_its_lane_waits(self, receiver, make):
+    def test_with_blocks_partition_all_of_its_partition_waits(self, receiver, make):
         receiver.answer = refuse(3)
         assert list(failed(make(parallelism=1), *(message(n, key=f"k-{n}") for n in range(6)))) == [3, 4, 5]
 

@@ -61,10 +61,10 @@ class _Secret(NamedTuple):
 
 @dataclass(slots=True)
 class _Attempt:
-    """One attempt at a batch, shared by its threads. `lanes`: messages, each with what waits behind it if it fails."""
+    """One attempt at a batch, shared by its threads. `sequences`: messages, and what waits behind each if it fails."""
 
     secret: _Secret
-    lanes: Iterator[list[tuple[Message, Hashable]]]
+    sequences: Iterator[list[tuple[Message, Hashable]]]
     blocked: set[Hashable] = field(default_factory=set)
     taken: list[Message] = field(default_factory=list)
     failed: dict[Checkpoint, HandlerError] = field(default_factory=dict)
@@ -113,30 +113,30 @@ class HttpSink(OutsideTransaction):
     def deliver(self, batch: Batch, epoch: int) -> int:
         """Post what the receiver has not taken yet of the batch, and await every answer."""
         messages = self._taken.left_of(batch, epoch)
-        lanes = self._plan(messages, held=batch.is_retried)
-        attempt = _Attempt(_read_secret(self._directory), iter(lanes))
+        sequences = self._plan(messages, held=batch.is_retried)
+        attempt = _Attempt(_read_secret(self._directory), iter(sequences))
         try:
-            self._post_all(attempt, min(self._target.parallelism, len(lanes)))
+            self._post_all(attempt, min(self._target.parallelism, len(sequences)))
         except BaseException:
             self._taken.add(batch, attempt.taken)
             raise
         return self._taken.conclude(batch, messages, attempt.failed)
 
     def _plan(self, messages: list[Message], *, held: bool) -> list[list[tuple[Message, Hashable]]]:
-        """Divide messages into lanes, each posted in its order."""
+        """Divide messages into sequences, each posted in its order."""
         ordered, blocks = self._delivery.mode is Mode.ORDERED, self._delivery.blocking
-        lanes: dict[Hashable, list[tuple[Message, Hashable]]] = {}
+        sequences: dict[Hashable, list[tuple[Message, Hashable]]] = {}
         for message in messages:
             key = key_of(message, self._key)
-            lane: Hashable = message[:2] if key is None else key
+            sequence: Hashable = message[:2] if key is None else key
             if self._target.parallelism == 1 or (key is None and ordered):
-                lane = None
+                sequence = None
             # What is named behind one that fails must be of its key where only keys wait: it would be blamed.
-            behind: Hashable = (lane,) if blocks is Blocks.PARTITION and not held else key
+            behind: Hashable = (sequence,) if blocks is Blocks.PARTITION and not held else key
             if blocks is Blocks.NOTHING or self._delivery.mode is Mode.COMPETING:
                 behind = None
-            lanes.setdefault(lane, []).append((message, behind))
-        return list(lanes.values())
+            sequences.setdefault(sequence, []).append((message, behind))
+        return list(sequences.values())
 
     def _post_all(self, attempt: _Attempt, parallel: int) -> None:
         if attempt.secret != self._secret:
@@ -165,10 +165,10 @@ class HttpSink(OutsideTransaction):
             raise attempt.fault
 
     def _work(self, attempt: _Attempt, connection: HTTPConnection) -> None:
-        """Post one lane after another, until none is left or the target fails. Runs in a thread of its own."""
+        """Post one sequence after another, until none is left or the target fails. Runs in a thread of its own."""
         try:
-            for lane in attempt.lanes:
-                for message, behind in lane:
+            for sequence in attempt.sequences:
+                for message, behind in sequence:
                     if attempt.stopped:
                         return
                     self._post(attempt, connection, message, behind)
