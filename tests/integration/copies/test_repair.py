@@ -384,7 +384,7 @@ def test_every_partition_of_a_table_is_rewritten(database):
     )
 
     assert done.returncode == 0, done.stderr
-    assert "1000 messages and 1 checkpoints rebased" in done.stdout
+    assert "1000 messages and 1 checkpoint rebased" in done.stdout
     reader = MessageReader(build_source(table={"schemaName": "public", "name": "parts"}))
     wait_until(lambda: len(reader.fetch(database.connect(), BEGINNING, 2000).messages) == 1000, "all can be read")
     stored = checkpoints.load(database.connect(), ProcessorKey("outbox", "orders"))

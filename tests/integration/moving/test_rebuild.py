@@ -264,7 +264,7 @@ def test_a_key_that_waits_behind_a_dead_letter_holds_the_swap_off(versions, outb
     wait_until(lambda: versions.count("old_orders") == 30, "the old version has all")
     failing = {"blocks": "Key", "whenExhausted": "DeadLetter", "retry": {"maxAttempts": 1}}
     new = versions.new(delivery=mode | failing)
-    report = new.wait_for("it is told", lambda r: r.rebuild is not None and "1 dead letters" in r.rebuild.message)
+    report = new.wait_for("it is told", lambda r: r.rebuild is not None and "1 dead letter" in r.rebuild.message)
     assert report.rebuild.state == "CatchingUp"
     versions.connection.execute("ALTER TABLE new_orders DROP CONSTRAINT refused")
     assert versions.comment() is None

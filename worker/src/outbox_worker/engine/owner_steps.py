@@ -19,6 +19,7 @@ from outbox_core.processor import outcomes
 from outbox_core.processor.state import NEEDS_LEASE, lease_of
 from outbox_core.progress.numbering import describe_mapping
 from outbox_core.report import Reason
+from outbox_core.spec import Mode
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres import identity, remote_target
 from outbox_worker.postgres.admin import mappings
@@ -125,6 +126,12 @@ class WholeProcessor(StartingUnit):
                 "one checkpoint means nothing to it. Set delivery.mode to Partitioned, or use another processorId",
                 reason=Reason.PARTITIONS_DIFFER,
             )
+        if self._context.config.delivery.mode is Mode.ORDERED and competing.is_begun(connection, key):
+            raise ConfigurationError(
+                f"processor {key.processor_id!r} hands out batches here: its checkpoint does not say which of them are "
+                "done. Set delivery.mode to Competing, or use another processorId",
+                reason=Reason.PARTITIONS_DIFFER,
+            )
 
     @override
     def load(self, connection: Connection, lease: outcomes.HeldLease) -> checkpoints.Start | None:
@@ -135,13 +142,8 @@ class WholeProcessor(StartingUnit):
             connection, key, self._context.config.source, lambda: self.find_start(connection),
             epoch=lease.epoch, token=lease.token,
         )  # fmt: skip
-        # Looked at after the checkpoint: the first consumer stores both at once.
-        if competing.is_begun(connection, key):
-            raise ConfigurationError(
-                f"processor {key.processor_id!r} hands out batches here: its checkpoint does not say which of them are "
-                "done. Set delivery.mode to Competing, or use another processorId",
-                reason=Reason.PARTITIONS_DIFFER,
-            )
+        # Again, after the checkpoint: another mode's first process stores its own and the checkpoint at once.
+        self.check_mode(connection)
         return start
 
 
