@@ -133,6 +133,12 @@ def start_with_clock(program: str, clock: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+def step(clock: Path, seconds: float) -> None:
+    """Step the clock in its place: the process has the file in its memory, which must not be cut off meanwhile."""
+    with clock.open("r+b") as file:
+        file.write(struct.pack("=q", int(seconds * 1_000_000_000)))
+
+
 def test_only_the_wall_clock_of_the_process_is_stepped(tmp_path) -> None:
     clock = tmp_path / "clock"
     program = (
@@ -144,7 +150,7 @@ def test_only_the_wall_clock_of_the_process_is_stepped(tmp_path) -> None:
     with start_with_clock(program, clock) as process:
         before = look_at_clocks(process)
         for seconds in (3600, -86_400, 0):
-            clock.write_bytes(struct.pack("=q", seconds * 1_000_000_000))
+            step(clock, seconds)
             after = look_at_clocks(process)
             passed = after[1] - before[1]
             assert 0 <= passed < 60
@@ -167,7 +173,7 @@ def test_a_client_that_waits_by_the_wall_clock_waits_no_longer_after_a_step(tmp_
         assert process.stdin is not None
         assert process.stdout is not None
         for seconds in (0, 15, -15):
-            clock.write_bytes(struct.pack("=q", seconds * 1_000_000_000))
+            step(clock, seconds)
             process.stdin.write("\n")
             process.stdin.flush()
             assert 0.4 < float(process.stdout.readline()) < 10, f"after a step of {seconds} s"
