@@ -109,8 +109,8 @@ Acquire(w) ==
   /\ UNCHANGED <<row, kept, conflict, ses, done, environment>>
 
 (* ensure_start: the row if there is one, else the start, under our epoch.  *)
-(* find_tampering.sql: a row that is not its copy was edited by hand; whoever    *)
-(* was told so may not have come to record it.                              *)
+(* find_tampering: a row that is not its copy was changed by hand; the process  *)
+(* that was told so may not have come to record it.                         *)
 Load(w) ==
   /\ Is(w, {"load"})
   /\ IF CopyCompared /\ row # kept

@@ -204,7 +204,7 @@ NothingSkipped ==
 (* No change is taken for somebody who edits checkpoints.                   *)
 NoFalseConflict == ~alarm
 
-(* The barrier is where nobody has read yet.                                   *)
+(* The barrier is where no reader has been yet.                               *)
 NobodyBeyond == barrier # None => \A p \in 0..(number - 1) : cp[p] <= barrier
 
 (* These shall fail: the model does come to what it is about.               *)

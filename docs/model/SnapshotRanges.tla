@@ -271,7 +271,7 @@ NothingSkipped ==
 (* No change is taken for somebody who edits checkpoints.                   *)
 NoFalseConflict == ~alarm
 
-(* The barrier holds every range that somebody has stored a page of.          *)
+(* The barrier holds every range that an owner has stored a page of.          *)
 NobodyBeyond == barrier # None => \A p \in 0..(number - 1) : cp[p].upper <= barrier
 
 (* These shall fail: the model does come to what it is about.               *)

@@ -146,10 +146,10 @@ class Partition(StartingUnit):
 
     def _check_key(self, count: int | None, by: str | None) -> None:
         if by != self._by:
-            there = f"{plain_count(count, 'partition')} by {by}" if count else "not partitioned"
+            there = f"has {plain_count(count, 'partition')} by {by}" if count else "is not partitioned"
             asked = plain_count(self._count, "partition")
             raise ConfigurationError(
-                f"processor {self._context.key.processor_id!r} is {there} here, and asked for is {asked} by "
+                f"processor {self._context.key.processor_id!r} {there} here, and asked for is {asked} by "
                 f"{self._by}: the same keys would go to other checkpoints. Ask for what is there, or use "
                 "another processorId",
                 reason=Reason.PARTITIONS_DIFFER,

@@ -2,7 +2,7 @@
 
 The contract itself is SQL (`store_processor_checkpoint`), because other programs call it too. Its
 functions keep a shadow checkpoint beside it, so that a worker that loads a row sees that it was edited by hand
-(`find_tampering`), although nobody recorded that.
+(`find_tampering`), although the audit log has no such decision.
 
 A start is computed once and stored before anything is read. Every start but the beginning is cut at the high-water
 mark: what is in flight has a transaction id at or above it, so a start pair just below the high-water mark loses
