@@ -48,7 +48,7 @@ BROKER: Final = (
     ),
     fault(
         "a lone nack is taken for an ack",
-        f"{WORKER}/targets/amqp/confirm.py",
+        f"{WORKER}/targets/amqp/connection.py",
         "        if not accepted:\n",
         "        if not accepted and multiple:\n",
         "tests/unit/worker/test_confirm.py",
@@ -78,7 +78,7 @@ BROKER: Final = (
     ),
     fault(
         "every ack is taken for one of all before it",
-        f"{WORKER}/targets/amqp/confirm.py",
+        f"{WORKER}/targets/amqp/connection.py",
         "bool(bits & 1)",
         "bits is not None",
         "tests/unit/worker/test_confirm.py",

@@ -9,7 +9,7 @@ import pytest
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.proof import sign_question
-from outbox_worker.observe.access import Access, Question, read_access
+from outbox_worker.observe.health import Access, Question, read_access
 from outbox_worker.settings import read_settings
 
 KEY = b"key"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands, frame
 
-from outbox_worker.targets.amqp.confirm import ConfirmTracker, read_ack
+from outbox_worker.targets.amqp.connection import ConfirmTracker, read_ack
 
 
 def tracker(count):

@@ -12,8 +12,7 @@ from outbox_core.config import ProcessorConfig
 from outbox_core.errors import ConfigurationError
 from outbox_core.processor.state import initial_state
 from outbox_core.report import BlockedKey, FailureSummary, Intent, LeaseView, PartitioningView, Report, Unfinished
-from outbox_worker.observe.access import Access
-from outbox_worker.observe.health import HealthServer
+from outbox_worker.observe.health import Access, HealthServer
 from outbox_worker.observe.status import Identity, ProcessStatus, Progress
 from outbox_worker.observe.telemetry import render
 

@@ -23,8 +23,7 @@ from outbox_worker.engine.throttle import Throttle
 from outbox_worker.feeds.partition_reader import partitioned_into
 from outbox_worker.index_builder import IndexBuilder
 from outbox_worker.logs import get_logger, set_up_logging
-from outbox_worker.observe.access import read_access
-from outbox_worker.observe.health import HealthServer
+from outbox_worker.observe.health import HealthServer, read_access
 from outbox_worker.observe.observer import Observer, SourceWatch
 from outbox_worker.observe.status import Identity, ProcessStatus, Progress, write_last_word, write_termination
 from outbox_worker.observe.status_writer import StatusWriter

@@ -12,28 +12,30 @@ import time
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from outbox_core.errors import MessagesFailedError, OutboxError, TransientError
-from outbox_core.part import take_part
+from outbox_core.message import Held
+from outbox_core.part import Place, find_waiting, take_part
 from outbox_core.processor import failing, outcomes
 from outbox_core.processor.failing import HELD_CRASHES, Failure, build_poison_error
 from outbox_core.processor.isolation import Search, search_failed
 from outbox_core.processor.state import batch_of, lease_of
 from outbox_core.report import Reason
 from outbox_core.spec import Blocks, Guarantee
-from outbox_worker.engine.parts import Parts, decide_failures, find_blamed
 from outbox_worker.engine.pipeline import Pipeline
 from outbox_worker.postgres.errors import DatabaseError
 from outbox_worker.postgres.transactions.savepoints import isolate
 from outbox_worker.postgres.transactions.transaction import Reached, StoreRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from outbox_core.message import Batch
+    from outbox_core.part import Places
     from outbox_core.ports import Feed, Settle
     from outbox_core.processor.state import ProcessorState
+    from outbox_core.spec import Delivery
     from outbox_worker.engine.effects import Effects
     from outbox_worker.engine.steps import StepContext
     from outbox_worker.feeds.cursor import CheckpointSettling
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
     Finish = Callable[[Connection], outcomes.StepOutcome | None]
 
+_Keyed = TypeVar("_Keyed", Place, Held)
 FRESH_SECONDS: Final = 0.5
 """Then what was found is committed, and the rest is another batch: nothing waits longer for what fails."""
 HELD_SECONDS: Final = 0.3
@@ -220,7 +223,7 @@ class Handling:
 
     def _isolate_fresh(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
         lease, one = lease_of(state), self._transactional
-        parts = Parts(batch, self._fresh.places(batch), blocks=self._delivery.blocking is Blocks.KEY)
+        parts = _Parts(batch, self._fresh.places(batch), blocks=self._delivery.blocking is Blocks.KEY)
         everything = chain(batch.excluded, (place.checkpoint for place in parts.places))
         settle = self._fresh.settle_with(state, batch, everything)
         request = replace(self._fresh.request(state, batch), first=False) if one else None
@@ -244,7 +247,7 @@ class Handling:
 
     def _isolate_held(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
         lease, connection = lease_of(state), self._target.connection()
-        parts = Parts(batch, self._held.places(batch), blocks=self._delivery.blocking is not Blocks.NOTHING)
+        parts = _Parts(batch, self._held.places(batch), blocks=self._delivery.blocking is not Blocks.NOTHING)
         settle = self._held.settle_with(state, batch)
         failed: tuple[Failure, ...] = ()
 
@@ -283,10 +286,10 @@ class Handling:
         if not (passes and failing.are_refusals(error, delivery.retry)):
             raise error
         places = [place for place in self._fresh.places(batch) if place.checkpoint in error.failed]
-        named = find_blamed(places, delivery.blocking)
+        named = _find_blamed(places, delivery.blocking)
         alone = frozenset(named)
         behind = tuple(place.checkpoint for place in places if place not in alone)
-        failed = decide_failures([(place, error.failed[place.checkpoint]) for place in named], delivery)
+        failed = _decide_failures([(place, error.failed[place.checkpoint]) for place in named], delivery)
         count = batch.matched_count - len(places)
         done = replace(batch, matched_count=count, excluded=(*batch.excluded, *behind))
         return outcomes.Isolated(done, failed, count, delivery.batch_limit, stored=False)
@@ -299,14 +302,14 @@ class Handling:
             raise error
         handled = tuple(each for each in batch.held if each.checkpoint not in error.failed)
         refused = [each for each in batch.held if each.checkpoint in error.failed]
-        named = find_blamed(refused, self._delivery.blocking)
-        failed = decide_failures([(each, error.failed[each.checkpoint]) for each in named], self._delivery)
+        named = _find_blamed(refused, self._delivery.blocking)
+        failed = _decide_failures([(each, error.failed[each.checkpoint]) for each in named], self._delivery)
         outcome = self._settle_alone(lease, settle, replace(batch, held=handled), failed)
         if not isinstance(outcome, outcomes.Stored):
             return outcome
         return outcomes.HeldSorted(len(handled), failed, self._delivery.batch_limit)
 
-    def _try_parts(self, transaction: Transaction, parts: Parts, block: int | None, seconds: float) -> None:
+    def _try_parts(self, transaction: Transaction, parts: _Parts, block: int | None, seconds: float) -> None:
         """Handle the batch in parts; what no message is to blame for is raised.
 
         `block`: most messages to try at once at first, as the last batches taught; None: all of it failed.
@@ -335,3 +338,67 @@ class Handling:
             )  # fmt: skip
 
         parts.end(self._effects.limited(connection, run))
+
+
+class _Parts:
+    """The parts of one batch: what is tried, and what came of it."""
+
+    def __init__(self, batch: Batch, places: Places, *, blocks: bool) -> None:
+        self.batch = batch
+        self.places = places
+        self.refused: dict[int, OutboxError] = {}
+        self.tried = self.handled = 0
+        self.next_block = 1
+        self.blocks = blocks
+        self._keys = places.keys
+        self._blocked: set[str] = set()
+        self._noted = 0
+        self._waiting: tuple[int, ...] = ()
+
+    def find_blocked(self, begin: int, end: int) -> frozenset[int]:
+        """Return which of these wait behind one of their key that failed."""
+        if not self._blocked:
+            return frozenset()
+        return frozenset(number for number in range(begin, end) if self._keys[number] in self._blocked)
+
+    def note(self, found: Isolated) -> None:
+        """Remember which keys are blocked by now."""
+        if self.blocks:
+            self._blocked.update(self._keys[each.index] for each in found.refused[self._noted :])
+            self._noted = len(found.refused)
+
+    def end(self, found: Isolated) -> None:
+        """Keep what came of it."""
+        self.refused = {each.index: each.error for each in found.refused}
+        self.tried, self.next_block = found.at, found.next_block
+        self._waiting = find_waiting(self._keys, found.at, self.refused) if self.blocks else ()
+        self.handled = found.at - len(self.refused) - len(self._waiting)
+
+    def failures(self, delivery: Delivery) -> tuple[Failure, ...]:
+        """Say what becomes of each message that failed."""
+        messages = self.batch.held or self.places
+        return _decide_failures([(messages[number], error) for number, error in sorted(self.refused.items())], delivery)
+
+    def done(self) -> Batch:
+        """Return the part of the batch that was tried; what waits behind a message that failed is excluded."""
+        return take_part(self.batch, self.places, 0, self.tried, {*self._waiting})
+
+
+def _decide_failures(failed: Sequence[tuple[Place | Held, OutboxError]], delivery: Delivery) -> tuple[Failure, ...]:
+    """Say what becomes of messages that failed; the random shares of their waits are spread evenly."""
+
+    def decide(message: Place | Held, error: OutboxError, chance: float) -> failing.FailureDecision:
+        if isinstance(message, Held):
+            return failing.decide_held_failure(error, message.attempts + 1, delivery, chance)
+        return failing.decide_passed_failure(error, 1, delivery, chance)
+
+    return tuple(
+        Failure(message.checkpoint, decide(message, error, (order + 0.5) / len(failed)), message.key)
+        for order, (message, error) in enumerate(failed)
+    )
+
+
+def _find_blamed(named: Sequence[_Keyed], blocks: Blocks) -> list[_Keyed]:
+    """Return which of the named messages failed: of a key that blocks the first; others wait behind it, untried."""
+    first = {each.key: each for each in reversed(named)}
+    return [each for each in named if blocks is Blocks.NOTHING or first[each.key] is each]

@@ -1,14 +1,19 @@
 """Target `sql`: the user's statement, run once for each batch in the checkpoint's transaction.
 
 The batch stays in the database: the statement sees it as the relation `batch`, a SELECT of the range that was examined.
-No payload travels to the worker, but where messages that fail are looked for. With a connection of its own the
-statement runs in another database, and the batch travels there as `outbox_worker.handlers.carrying` says.
+No payload travels to the worker, but where messages that fail are looked for.
+
+Messages that are at hand, or whose statement runs in another database, are carried to it as one parameter, as JSON:
+nothing is sent for each message, nothing is created (a temporary table a batch would bloat the catalogs), and no
+session state is needed, so that PgBouncer in transaction mode will do. Payloads are strings in that JSON, so what a
+message holds can never be more than one row's data.
 """
 
 from __future__ import annotations
 
+import json
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import sql
@@ -18,7 +23,6 @@ from outbox_core.errors import ConfigurationError, HandlerError, OutboxError, Tr
 from outbox_core.ports import SearchTarget
 from outbox_core.processor.isolation import Found, Search
 from outbox_core.report import Reason
-from outbox_worker.handlers.carrying import CARRIED_ROWS, format_rows
 from outbox_worker.handlers.handler import class_names
 from outbox_worker.postgres.errors import as_refused_commit, build_error, translate
 from outbox_worker.postgres.queries import load
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from outbox_core.config import ProcessorConfig
-    from outbox_core.message import Batch
+    from outbox_core.message import Batch, Message
     from outbox_core.part import Places
     from outbox_core.spec import SqlTarget
     from outbox_worker.postgres.connection import Connection
@@ -38,7 +42,15 @@ if TYPE_CHECKING:
     from outbox_worker.settings import Settings
     from outbox_worker.targets.batch_relation import Some, Whole
 
-_EXCERPT = 40
+_EXCERPT: Final = 40
+_CARRIED_ROWS: Final = (
+    "SELECT r.t::xid8 AS transaction_id, r.p AS position, r.i AS message_id, r.y AS message_type, "
+    "r.u AS publication_id, r.k AS partition_key, r.d::jsonb AS data, r.m::jsonb AS metadata, r.s AS scheduled, "
+    "r.n AS ordinal "
+    "FROM json_to_recordset($1::json) AS r "
+    "(t text, p bigint, i text, y text, u text, k text, d text, m text, s timestamptz, n bigint)"
+)
+"""The relation `batch`, of the parameter $1."""
 
 
 class SqlSink(SearchTarget):
@@ -87,11 +99,11 @@ class SqlSink(SearchTarget):
 
     def _carry(self, connection: Connection, batch: Batch) -> int:
         parts = self._parsed
-        front = parts.head + CARRIED_ROWS + parts.joint
+        front = parts.head + _CARRIED_ROWS + parts.joint
         # The server's own placeholder: a `%` of the user's is a `%`.
         cursor: psycopg.RawCursor[Any] = psycopg.RawCursor(connection)
         try:
-            cursor.execute((front + parts.body).encode(), (format_rows(batch),))
+            cursor.execute((front + parts.body).encode(), (_format_rows(batch),))
         except psycopg.Error as err:
             raise self._explain(err, len(front) - parts.offset) from err
         finally:
@@ -180,6 +192,26 @@ class SqlSink(SearchTarget):
             reason=Reason.STATEMENT_FAILED,
             classes=class_names(err),
         )
+
+
+def _format_rows(batch: Batch) -> str:
+    """Write the messages as the JSON that the statement reads."""
+    return json.dumps([_row(ordinal, message) for ordinal, message in enumerate(batch.messages, 1)], ensure_ascii=False)
+
+
+def _row(ordinal: int, message: Message) -> dict[str, object]:
+    return {
+        "t": str(message.transaction_id),
+        "p": message.position,
+        "i": message.message_id,
+        "y": message.message_type,
+        "u": message.publication_id,
+        "k": message.partition_key,
+        "d": message.data,
+        "m": message.metadata,
+        "s": None if message.scheduled is None else message.scheduled.isoformat(),
+        "n": ordinal,
+    }
 
 
 def _array(numbers: Iterable[int | str]) -> sql.SQL:
