@@ -19,7 +19,7 @@ BROKER: Final = (
     fault(
         "the last batch that was begun is stored before those ahead of it",
         f"{CORE}/processor/lifecycle.py",
-        "    if following and not state.blocking and _begins_at(following[0], pair):\n",
+        "    if following and not state.blocking and following[0].after.is_same(pair):\n",
         "    following = following[-1:]\n    if following and not state.blocking:\n",
         "tests/unit/core/processor/test_following.py",
         f"{_UNDER_WAY}::test_so_many_are_published_and_no_more_before_the_oldest_is_stored",

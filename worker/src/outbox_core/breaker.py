@@ -116,16 +116,7 @@ def decide_after_fault(breaker: Breaker, settings: CircuitBreaker, now: float) -
 def decide_after_messages(
     breaker: Breaker, settings: CircuitBreaker, keys: Collection[Hashable], now: float, *, more: bool
 ) -> Breaker:
-    """Fresh messages of these keys failed, and nothing was handled with them.
-
-    Args:
-        breaker: before that.
-        settings: the resource's words.
-        keys: of the messages.
-        now: the time.
-        more: the outbox has more fresh messages.
-
-    """
+    """Fresh messages of these keys failed, and nothing was handled with them; `more`: the outbox has more of them."""
     if breaker.phase is Phase.OPEN:
         return breaker
     new = frozenset(keys) - breaker.keys

@@ -30,15 +30,10 @@ class OutboxError(Exception):
         classes: tuple[str, ...] = (),
         retry_after: float | None = None,
     ) -> None:
-        """Keep the message for people and the reason for machines.
+        """Keep the message for people, the reason for machines, and a traceback (`detail`) for developers.
 
-        Args:
-            message: what is wrong and what to do.
-            reason: the condition's word.
-            detail: what a developer wants: a traceback.
-            classes: names by which `delivery.retry` may know it, the most telling first.
-            retry_after: seconds that the target asks us to wait.
-
+        `classes` are names by which `delivery.retry` may know it, the most telling first; `retry_after` are seconds
+        that the target asks us to wait.
         """
         super().__init__(message)
         self.begun: int | None = None
@@ -85,13 +80,7 @@ class MessagesFailedError(HandlerError):
     """
 
     def __init__(self, failed: Mapping[Checkpoint, HandlerError]) -> None:
-        """Keep which ones failed and why.
-
-        Args:
-            failed: the error of each message that failed, by its place in the outbox, in the order of the batch; not
-                empty.
-
-        """
+        """Keep the error of each message that failed, by its place in the outbox: at least one, in batch order."""
         place, first = next(iter(failed.items()))
         others = "" if len(failed) == 1 else f" (and {len(failed) - 1} more of the batch)"
         super().__init__(

@@ -79,11 +79,7 @@ class Places:
 def find_waiting(keys: Sequence[str], tried: int, refused: Collection[int]) -> tuple[int, ...]:
     """Return the numbers of a batch's messages, among its first `tried`, that wait behind one of their key that failed.
 
-    Args:
-        keys: of all its messages, in order.
-        tried: how many of them.
-        refused: the numbers of those that failed alone; fast to look up.
-
+    `keys` are those of all its messages, in order; `refused` the numbers of those that failed alone, fast to look up.
     """
     first: dict[str, int] = {}
     for number in sorted(refused):
@@ -92,14 +88,9 @@ def find_waiting(keys: Sequence[str], tried: int, refused: Collection[int]) -> t
 
 
 def take_part(batch: Batch, places: Places, begin: int, end: int, without: Collection[int] = ()) -> Batch:
-    """Return the messages of a batch from number `begin` to before `end`, without those in `without`.
+    """Return the messages of a batch, of a range or held ones, from number `begin` to before `end`.
 
-    Args:
-        batch: of a range of the outbox; or held messages.
-        places: of all its messages, in order.
-        begin: at least 0.
-        end: more than `begin`.
-        without: numbers of messages that are not handled now.
+    `places` are those of all its messages, in order; `without` are numbers of messages that are not handled now.
 
     Raises:
         ValueError: the part has no message, so it has no place to end at.

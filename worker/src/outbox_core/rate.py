@@ -21,14 +21,9 @@ class Bucket:
     at: float
 
 
-def burst_of(limit: RateLimit, share: float) -> float:
-    """Return the most messages at once; never below 1, or nothing would ever be handled."""
-    return max(1.0, share * (limit.burst if limit.burst is not None else ceil(limit.messages_per_second)))
-
-
 def refill(bucket: Bucket | None, limit: RateLimit, share: float, now: float) -> Bucket:
-    """Return the bucket at this time; None: a full one."""
-    burst = burst_of(limit, share)
+    """Return the bucket at this time; None: a full one. It holds at least 1, or nothing would ever be handled."""
+    burst = max(1.0, share * (limit.burst or ceil(limit.messages_per_second)))
     if bucket is None:
         return Bucket(burst, now)
     gained = max(0.0, now - bucket.at) * limit.messages_per_second * share

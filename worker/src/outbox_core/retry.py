@@ -64,18 +64,10 @@ def is_of_target(error: OutboxError) -> bool:
 
 
 def backoff(failures: int, *, initial: float, ceiling: float, jitter: float, chance: float) -> float:
-    """Seconds to wait after the given number of failures in a row.
+    """Seconds to wait after so many failures in a row, from 1: they double from `initial` to `ceiling`.
 
-    Doubles from `initial` to `ceiling`; then the share `jitter` of it is random: the result lies between
-    `(1 - jitter) * wait` and `wait`, so the ceiling holds.
-
-    Args:
-        failures: failures in a row, from 1.
-        initial: wait after the first failure.
-        ceiling: longest wait.
-        jitter: share that is random, 0 to 1.
-        chance: a random number, 0 to 1.
-
+    Then the share `jitter` of it, 0 to 1, is random (`chance`, 0 to 1): the result lies between `(1 - jitter) * wait`
+    and `wait`, so the ceiling holds.
     """
     exponent = min(max(failures, 1) - 1, _LARGEST_EXPONENT)
     wait = min(initial * 2.0**exponent, ceiling)

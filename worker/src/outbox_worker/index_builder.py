@@ -32,7 +32,6 @@ class IndexBuilder(BackgroundThread):
     def __init__(
         self, observer: Observer, status: ProcessStatus, session: Session, source: Source, key: PartitionKey
     ) -> None:
-        """Keep what is needed; `session` leads to the messages."""
         super().__init__("building the index by slots", session)
         self._observer = observer
         self._status = status

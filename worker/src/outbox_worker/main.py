@@ -211,7 +211,6 @@ def _build_works(process: Process, count: int | None, *, take_over: bool) -> lis
 
 
 def _tell_invalid(status: ProcessStatus, error: ConfigurationError) -> None:
-    """Say why a processor does not run."""
     state = initial_state(time.monotonic())
     ended = state._replace(step=Step.END, state=WorkerState.STOPPED, reason=error.reason, message=str(error))
     status.watch(0, lambda: ended)
@@ -223,8 +222,8 @@ def _build_work(process: Process, processor: Processor, databases: Databases, *,
     config, settings, status = databases.config, processor.settings, processor.status
     asked, partitions = processor.config.delivery.partitions, config.delivery.partitions
     replica = Replica(
-        config, ProcessorKey(config.source.schema_name, config.processor_id), pod=settings.pod,
-        pod_uid=settings.pod_uid, token=process.token, asked=None if asked is None else asked.count,
+        config, ProcessorKey(config.source.schema_name, config.processor_id), settings.pod, settings.pod_uid,
+        process.token, None if asked is None else asked.count,
     )  # fmt: skip
     units = _build_units(process, processor, databases, replica)
     renewal = MODES[config.delivery.mode].renewal(replica, [each.ownership for each in units])

@@ -72,25 +72,14 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     log_level = environment.get("OUTBOX_LOG_LEVEL", "INFO").upper()
     if log_level not in (known := logging.getLevelNamesMapping()):
         parser.error(f"OUTBOX_LOG_LEVEL is {log_level}: it can be {', '.join(known)}")
-    act = Act.TRY_CLAIM if given.try_claim else Act.RELEASE_CLAIM if given.release_claim else Act.RUN
-    act = Act.HAND_OVER if given.hand_over else act
+    if given.hand_over is not None:
+        given.act = Act.HAND_OVER
     grace = environment.get("OUTBOX_GRACE_SECONDS", "")
     return Settings(
-        act=act,
-        take_over=given.take_over,
-        processors=given.processors,
-        config=given.config,
-        connections=given.connections,
+        **vars(given),
         source=given.connections / "source",
         target=given.connections / "target",
-        handler=given.handler,
-        key=given.key,
         metrics_hash=environment.get("OUTBOX_METRICS_TOKEN_SHA256", ""),
-        termination_log=given.termination_log,
-        cluster_id=given.cluster_id,
-        hand_over=given.hand_over,
-        host=given.host,
-        port=given.port,
         pod=environment.get("POD_NAME") or socket.gethostname(),
         pod_uid=environment.get("POD_UID") or str(uuid.uuid4()),
         grace_seconds=float(grace) if grace.replace(".", "", 1).isdecimal() else _GRACE_SECONDS,
@@ -102,9 +91,13 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m outbox_worker", description="Run an outbox processor, or several, until SIGTERM."
     )
+    parser.set_defaults(act=Act.RUN)
     acts = parser.add_mutually_exclusive_group()
-    acts.add_argument("--try-claim", action="store_true", help="ask for the claim once: exit 0 if ours, 10 if held")
-    acts.add_argument("--release-claim", action="store_true", help="give the resource's claim up and exit")
+    for act, what in (
+        (Act.TRY_CLAIM, "ask for the claim once: exit 0 if ours, 10 if held"),
+        (Act.RELEASE_CLAIM, "give the resource's claim up and exit"),
+    ):
+        acts.add_argument(f"--{act}", action="store_const", dest="act", const=act, default=Act.RUN, help=what)
     acts.add_argument(
         "--hand-over",
         type=_place,

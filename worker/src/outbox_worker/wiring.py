@@ -40,19 +40,17 @@ if TYPE_CHECKING:
     BuildFeed = Callable[["Unit"], Feed]
 
 
+@dataclass
 class Replica:
     """This process, and what it knows of the other processes of its processor."""
 
-    def __init__(
-        self, config: ProcessorConfig, key: ProcessorKey, *, pod: str, pod_uid: str, token: UUID, asked: int | None
-    ) -> None:
-        """Say who it is; `asked`: how many partitions the resource wants, None: none."""
-        self.config = config
-        self.key = key
-        self.pod = pod
-        self._pod_uid = pod_uid
-        self._token = token
-        self._asked = asked
+    config: ProcessorConfig
+    key: ProcessorKey
+    pod: str
+    pod_uid: str
+    token: UUID
+    asked: int | None
+    """How many partitions the resource wants; None: none."""
 
     @cached_property
     def membership(self) -> Membership:
@@ -65,7 +63,7 @@ class Replica:
         partitions = self.config.delivery.partitions
         if partitions is None:
             raise ConfigurationError("delivery.mode Partitioned needs delivery.partitions")
-        return Membership(partitions.count, self._token, asked=self._asked)
+        return Membership(partitions.count, self.token, asked=self.asked)
 
     @cached_property
     def consumer(self) -> ThisConsumer:
@@ -79,7 +77,7 @@ class Replica:
             raise ConfigurationError(
                 "rebuildOf needs delivery.mode Ordered or Partitioned: batches have no place to compare"
             )
-        return ThisConsumer(self.config, self.key, self.pod, self._pod_uid, self._token)
+        return ThisConsumer(self.config, self.key, self.pod, self.pod_uid, self.token)
 
 
 class Unit:
@@ -149,13 +147,9 @@ MODES: Final = {
 def build_steps(
     contexts: Sequence[StepContext], replica: Replica, *, take_over: bool, feed: BuildFeed | None = None
 ) -> list[Steps]:
-    """Build the steps of each unit; the first one takes the claim over, if that is asked.
+    """Build the steps of each unit; `feed` is an engine's own, in place of the mode's.
 
-    Args:
-        contexts: of the units of this process.
-        replica: this process.
-        take_over: claim although another resource holds the claim.
-        feed: an engine's own, in place of the mode's.
+    `take_over`: the first one claims although another resource holds the claim.
 
     Raises:
         ConfigurationError: the resource's fields do not go together.

@@ -129,7 +129,7 @@ class TestRate:
         assert rate.refill(bucket, self.LIMIT, 0.5, 1.0).tokens == pytest.approx(5)
 
     def test_however_small_the_share_one_message_goes_through(self):
-        assert rate.burst_of(self.LIMIT, 0.001) == 1.0
+        assert rate.refill(None, self.LIMIT, 0.001, 0.0).tokens == 1.0
 
 
 def search(killer: int, size: int) -> tuple[int, int]:

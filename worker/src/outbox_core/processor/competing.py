@@ -47,12 +47,8 @@ def choose_priority(heads: Mapping[int, datetime], ageing: timedelta) -> int:
     """Choose the priority of the next batch: the one whose first message has the earliest claim.
 
     A level of priority is worth `ageing` of waiting: of two messages the less urgent one goes first once it has waited
-    longer by `ageing` for each level between them. Every message is handed out in the end.
-
-    Args:
-        heads: of each priority that has any, when its first message was stored, or its delay was over.
-        ageing: more than zero.
-
+    longer by `ageing`, more than zero, for each level between them. Every message is handed out in the end. `heads` has
+    of each priority that has any when its first message was stored, or its delay was over.
     """
     return min(heads, key=lambda priority: (heads[priority] + priority * ageing, priority))
 

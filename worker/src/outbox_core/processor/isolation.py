@@ -85,13 +85,9 @@ def search_failed(count: int) -> Search:
 
 
 def decide_block(block: int, most: int, *, through: bool) -> int | None:
-    """Say how many messages of the next batch are tried at once; None: all of them.
+    """Say how many messages of the next batch, which has `most`, are tried at once after `block`; None: all of them.
 
-    Args:
-        block: how many were tried at once last.
-        most: messages of a batch.
-        through: all messages of the last batch got through, so twice as many are tried.
-
+    Where all messages of the last batch got `through` they are twice as many.
     """
     block = block * 2 if through else block
     return block if block < most else None
@@ -117,13 +113,9 @@ def decide_after_part(search: Search, size: int) -> Search:
 
 
 def decide_after_refusal(search: Search, size: int, begun: int | None = None) -> Search:
-    """So many messages failed together; one alone is behind then, as a message that fails.
+    """So many messages failed together, of which the handler had begun so many, if that is known.
 
-    Args:
-        search: before that.
-        size: how many were tried.
-        begun: how many of them the handler had begun, if that is known.
-
+    One alone is behind then, as a message that fails.
     """
     failed_block = size if search.failing_before is None else search.failed_block
     if size == 1:

@@ -50,16 +50,7 @@ LOOK_SECONDS: Final = 1.0
 def decide_next(
     state: ProcessorState, outcome: outcomes.Outcome, now: float, policy: Policy, chance: float
 ) -> ProcessorState:
-    """Decide the next step.
-
-    Args:
-        state: the state in which the step was done.
-        outcome: what came of it.
-        now: the monotonic time.
-        policy: the resource's words.
-        chance: a random number, 0 to 1, for jitter.
-
-    """
+    """Decide what follows a step that was done in this state; `chance`: a random number, 0 to 1, for jitter."""
     if isinstance(outcome, outcomes.ConsumerOutcome):
         after = competing.after_step(state, outcome, now, policy)
     else:
@@ -272,16 +263,12 @@ def _after_store(
         decision=None, unstored_rows=0, stopped=None, given_up=None, owed=owed,
         state=WorkerState.ACTIVE, reason=Reason.RUNNING, message="",
     )  # fmt: skip
-    if following and not state.blocking and _begins_at(following[0], pair):
+    if following and not state.blocking and following[0].after.is_same(pair):
         return state._replace(
             step=Step.HANDLE, due=now, batch=following[0], begun=True, following=following[1:], failed=(),
             turn_began=now,
         )  # fmt: skip
     return or_held(state, now)
-
-
-def _begins_at(batch: Batch, pair: Checkpoint) -> bool:
-    return batch.after.is_same(pair)
 
 
 def _after_isolation(state: ProcessorState, found: outcomes.Isolated, now: float, policy: Policy) -> ProcessorState:

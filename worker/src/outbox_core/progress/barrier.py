@@ -113,14 +113,9 @@ def find_waiting(partitioning: Partitioning, stored: Mapping[int, Checkpoint]) -
 def describe_change(
     partitioning: Partitioning, waiting: Sequence[int], obstacles: Sequence[Obstacle], *, settled: bool = True
 ) -> str:
-    """Say how far the change is and what it waits for; empty while there is none.
+    """Say how far the change is, and what the partitions that are not at the barrier wait for; empty: there is none.
 
-    Args:
-        partitioning: what there is, and what it changes to.
-        waiting: partitions that are not at the barrier.
-        obstacles: what is known of what they wait for.
-        settled: no transaction from before the barrier is open any more.
-
+    `settled`: no transaction from before the barrier is open any more.
     """
     if partitioning.next_count is None:
         return ""

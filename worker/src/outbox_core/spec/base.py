@@ -106,14 +106,7 @@ def read_other_version(model: type[_Model], document: Mapping[str, Any]) -> tupl
     """Read what another version of this product wrote.
 
     Fields that this version does not know are left out: a newer version gives every field a default that keeps what
-    was so before, and writes a field only where it is set.
-
-    Args:
-        model: what it is.
-        document: as parsed from JSON.
-
-    Returns:
-        What was read, and the fields that were left out, as `delivery.batchSize`.
+    was so before, and writes a field only where it is set. They are returned too, as `delivery.batchSize`.
 
     Raises:
         pydantic.ValidationError: a field that this version knows is wrong, or missing without those that it does not.

@@ -72,13 +72,10 @@ class Sifting:
         return AGAIN_SECONDS if self._claimed.again else FRESH_SECONDS
 
     def run(self, connection: Connection, handle: Callable[[Chunk], object], block: int, find: GoOn | None) -> Sifted:
-        """Handle what can be, in the connection's open transaction.
+        """Handle what can be, in the connection's open transaction: at most `block` messages at once, to begin with.
 
-        Args:
-            connection: of the transaction.
-            handle: a part of the chunk.
-            block: most messages at once, to begin with.
-            find: goes on with a search with one call; None: parts are tried one by one.
+        `handle` handles a part of the chunk; `find` goes on with a search with one call, None: parts are tried one by
+        one.
 
         Raises:
             OutboxError: it was no message's fault; the caller rolls back.
@@ -144,7 +141,6 @@ class Sifting:
             self._refusals.append(self.refuse(each.index, each.error))
 
     def _part(self, begin: int, end: int) -> Chunk:
-        """Return some of the messages as a chunk of their own."""
         messages = self._messages[begin:end]
         after = self._messages[begin - 1].checkpoint if begin else self._claimed.after
         claimed = replace(self._claimed, after=after, upto=messages[-1].checkpoint, count=len(messages))

@@ -194,7 +194,6 @@ class CompetingSteps:
         return 1 if claimed.again else state.block
 
     def _read(self, claimed: ClaimedBatch, limit: int) -> Chunk:
-        """Read what is left of the batch, or at most `limit` messages of it."""
         reader = self._taker.reader
         least = limit if claimed.chunk is None else min(limit, claimed.chunk)
         if not self._context.target.needs_payload:
@@ -283,7 +282,6 @@ class CompetingSteps:
         return replace(found[0], settled=self._transactional, named=self._named_stop(found[0]))
 
     def _sifting(self, state: ProcessorState, chunk: Chunk, messages: tuple[Message, ...]) -> Sifting:
-        """Make what judges these messages, the first ones of the chunk."""
         claimed, _ = _in_hand(state)
         before = self._failed_before(claimed, ReadRange.of(claimed, upto=chunk.examined, limit=len(messages)))
         return Sifting(chunk, claimed, messages, before, self._context.config.delivery, self._random, state.given_up)
@@ -329,7 +327,6 @@ class CompetingSteps:
         return Completed(chunk.matched_count) if done else Lost()
 
     def _defer(self, state: ProcessorState) -> Outcome:
-        """Let the one message that failed leave the batch."""
         claimed, chunk = _in_hand(state)
         if state.failure is None:
             raise TransientError("no failure to defer a message for", reason=Reason.INTERNAL_ERROR)

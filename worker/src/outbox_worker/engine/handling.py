@@ -223,54 +223,48 @@ class Handling:
 
     def _isolate_fresh(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
         lease, one = lease_of(state), self._transactional
-        parts = _Parts(batch, self._fresh.places(batch), blocks=self._delivery.blocking is Blocks.KEY)
+        parts = _Parts(batch, self._fresh.places(batch), self._delivery, blocks=self._delivery.blocking is Blocks.KEY)
         everything = chain(batch.excluded, (place.checkpoint for place in parts.places))
         settle = self._fresh.settle_with(state, batch, everything)
         request = replace(self._fresh.request(state, batch), first=False) if one else None
-        failed: tuple[Failure, ...] = ()
 
         def effects(transaction: Transaction) -> Reached:
-            nonlocal failed
             self._try_parts(transaction, parts, state.block, FRESH_SECONDS)
-            failed = parts.failures(self._delivery)
-            reached = replace(request, new=parts.done().examined) if request else None
-            return Reached(reached, parts.handled)
+            return Reached(replace(request, new=parts.done().examined) if request else None, parts.handled)
 
         if not one and (told := self._fresh.find_loss(state, batch)) is not None:
             return told
-        keep: Finish | None = (lambda connection: settle(connection, parts.done(), failed)) if one else None
+        keep: Finish | None = (lambda connection: settle(connection, parts.done(), parts.failed)) if one else None
         outcome = self._runner.run(self._target.connection(), lease.epoch, request, effects, keep)
         if not isinstance(outcome, outcomes.Stored):
             return outcome
         done = replace(parts.done(), matched_count=parts.handled)
-        return outcomes.Isolated(done, failed, parts.handled, parts.next_block, stored=one)
+        return outcomes.Isolated(done, parts.failed, parts.handled, parts.next_block, stored=one)
 
     def _isolate_held(self, state: ProcessorState, batch: Batch) -> outcomes.StepOutcome:
         lease, connection = lease_of(state), self._target.connection()
-        parts = _Parts(batch, self._held.places(batch), blocks=self._delivery.blocking is not Blocks.NOTHING)
+        blocks = self._delivery.blocking is not Blocks.NOTHING
+        parts = _Parts(batch, self._held.places(batch), self._delivery, blocks=blocks)
         settle = self._held.settle_with(state, batch)
-        failed: tuple[Failure, ...] = ()
 
         def effects(transaction: Transaction) -> int:
-            nonlocal failed
             self._try_parts(transaction, parts, state.held_block, HELD_SECONDS)
-            failed = parts.failures(self._delivery)
             return parts.handled
 
         if self._transactional:
             outcome = self._runner.run(
-                connection, lease.epoch, None, effects, lambda connection: settle(connection, parts.done(), failed)
+                connection, lease.epoch, None, effects, lambda on: settle(on, parts.done(), parts.failed)
             )
         elif self._fresh.find_loss(state, batch) is not None:
             return outcomes.OwnershipLost("the lease went before held messages were handed over")
         else:
             outcome = self._runner.run(connection, lease.epoch, None, effects)
             if isinstance(outcome, outcomes.Stored):
-                outcome = self._settle_alone(lease, settle, parts.done(), failed)
+                outcome = self._settle_alone(lease, settle, parts.done(), parts.failed)
         if not isinstance(outcome, outcomes.Stored):
             return outcome
         more = parts.tried < len(parts.places)
-        return outcomes.HeldSorted(parts.handled, failed, parts.next_block, more=more)
+        return outcomes.HeldSorted(parts.handled, parts.failed, parts.next_block, more=more)
 
     def _sort_named(self, state: ProcessorState, batch: Batch, error: MessagesFailedError) -> outcomes.StepOutcome:
         """The target took all of a fresh batch but what it names: that is held with the checkpoint, which passes all.
@@ -343,13 +337,15 @@ class Handling:
 class _Parts:
     """The parts of one batch: what is tried, and what came of it."""
 
-    def __init__(self, batch: Batch, places: Places, *, blocks: bool) -> None:
+    def __init__(self, batch: Batch, places: Places, delivery: Delivery, *, blocks: bool) -> None:
         self.batch = batch
         self.places = places
-        self.refused: dict[int, OutboxError] = {}
+        self.failed: tuple[Failure, ...] = ()
+        """The messages that failed alone, and what becomes of them."""
         self.tried = self.handled = 0
         self.next_block = 1
         self.blocks = blocks
+        self._delivery = delivery
         self._keys = places.keys
         self._blocked: set[str] = set()
         self._noted = 0
@@ -369,15 +365,13 @@ class _Parts:
 
     def end(self, found: Isolated) -> None:
         """Keep what came of it."""
-        self.refused = {each.index: each.error for each in found.refused}
+        refused = {each.index: each.error for each in found.refused}
         self.tried, self.next_block = found.at, found.next_block
-        self._waiting = find_waiting(self._keys, found.at, self.refused) if self.blocks else ()
-        self.handled = found.at - len(self.refused) - len(self._waiting)
-
-    def failures(self, delivery: Delivery) -> tuple[Failure, ...]:
-        """Say what becomes of each message that failed."""
+        self._waiting = find_waiting(self._keys, found.at, refused) if self.blocks else ()
+        self.handled = found.at - len(refused) - len(self._waiting)
         messages = self.batch.held or self.places
-        return _decide_failures([(messages[number], error) for number, error in sorted(self.refused.items())], delivery)
+        failed = [(messages[number], error) for number, error in sorted(refused.items())]
+        self.failed = _decide_failures(failed, self._delivery)
 
     def done(self) -> Batch:
         """Return the part of the batch that was tried; what waits behind a message that failed is excluded."""

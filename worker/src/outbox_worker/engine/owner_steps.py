@@ -135,7 +135,6 @@ class WholeProcessor(StartingUnit):
 
     @override
     def load(self, connection: Connection, lease: outcomes.HeldLease) -> checkpoints.Start | None:
-        """Load the checkpoint; the first owner writes down where to start."""
         key = self._context.key
         self.check_mode(connection)
         start = checkpoints.ensure_start(

@@ -17,6 +17,7 @@ from outbox_core.progress.barrier import describe_barrier, describe_key
 from outbox_core.progress.checkpoint import MAX_POSITION, Checkpoint
 from outbox_core.progress.coverage import as_snapshot_range, covers
 from outbox_core.report import Reason
+from outbox_core.spec import PartitionKey
 from outbox_worker.engine.owner_steps import StartingUnit
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.ownership import partitions, rebalance
@@ -40,18 +41,10 @@ class Partition(StartingUnit):
     """One partition of a processor: with a lease of its own, as many as the database says."""
 
     def __init__(self, context: StepContext, membership: Membership) -> None:
-        """Keep the context, and what this process knows of the partitions.
-
-        Raises:
-            ConfigurationError: the resource names no partitions.
-
-        """
         super().__init__(context)
         self._membership = membership
-        partitions = context.config.delivery.partitions
-        if partitions is None:
-            raise ConfigurationError("delivery.mode Partitioned needs delivery.partitions")
-        self._count, self._by = partitions.count, describe_key(partitions.key)
+        self._count = membership.count
+        self._by = describe_key(context.config.delivery.message_key or PartitionKey())
 
     @override
     def after_claim(self, connection: Connection) -> None:

@@ -83,7 +83,6 @@ class Runner:
         return self._judge(self.context.ownership.losses)
 
     def _judge(self, losses: Losses) -> outcomes.Outcome | None:
-        """Say what makes waiting, or the step, pointless."""
         context, step = self.context, self.state.step
         if context.shutdown.requested and not self.state.is_last_work:
             return outcomes.StopRequested()

@@ -70,17 +70,13 @@ class Steps:
         actions: Mapping[Step, Action],
         share: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        """Keep what does the steps of one unit.
+        """Keep what does the steps of one unit; `actions` are the mode's own.
 
-        Args:
-            owner: prepares, claims and reviews.
-            stopped: names the message at which the unit stopped.
-            actions: the mode's own steps.
-            share: of this unit's part of the processor's rate, what this process may use.
-
+        `share` tells, of this unit's part of the processor's rate, what this process may use.
         """
         self._owner = owner
-        self._stopped = stopped
+        self.name_failed = stopped.name_failed
+        """Says which message failed alone, where one did."""
         self.share = share
         self._actions: dict[Step, Action] = {
             Step.PREPARE: owner.prepare,
@@ -102,10 +98,6 @@ class Steps:
         if step is not Step.PREPARE and self._owner.is_unprepared(step):
             step = Step.PREPARE
         return self._actions[step](state)
-
-    def name_failed(self, state: ProcessorState, failed: outcomes.Failed) -> outcomes.Failed:
-        """Say which message failed alone, where one did."""
-        return self._stopped.name_failed(state, failed)
 
 
 def steps_of_an_owner(

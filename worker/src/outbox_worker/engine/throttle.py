@@ -1,7 +1,4 @@
-"""Before the target: its circuit breaker and the processor's rate, one for a process.
-
-Decisions are outbox_core's.
-"""
+"""Before the target: its circuit breaker and the processor's rate, one for a process. Decisions are outbox_core's."""
 
 from __future__ import annotations
 
@@ -139,12 +136,7 @@ class Throttle:
     def fail_messages(self, keys: Collection[Hashable], now: float, *, more: bool, retried: bool = False) -> None:
         """Messages of these keys failed, each by itself, and none was handled with them.
 
-        Args:
-            keys: of the messages.
-            now: the monotonic time.
-            more: the outbox has more that was not tried yet.
-            retried: they had failed before, and are tried again.
-
+        `more`: the outbox has more that was not tried yet. `retried`: they had failed before, and are tried again.
         """
         if retried:
             self.breaker = decide_after_retry(self.breaker, now)

@@ -86,7 +86,6 @@ class CursorFeed(Feed):
             self._reader.messages.forget_ahead()
 
     def _limit(self, state: ProcessorState) -> int:
-        """Most messages of the next batch."""
         wanted = state.limit or self._most
         if state.poison_search is not None:
             wanted = min(wanted, state.poison_search.next_size)
@@ -124,7 +123,6 @@ class WholeFeed(Feed):
 
     @override
     def fetch(self, state: ProcessorState) -> outcomes.StepOutcome:
-        """Read where something may have come."""
         after = state.cursor
         if after is not None and (seen := self._cursor.find_end(after)) is not None:
             return outcomes.Fetched(Batch(after, after, (), 0, full=False, saw_all=seen.saw_all))
@@ -162,12 +160,10 @@ class CheckpointSettling(Settling):
 
     @override
     def request(self, state: ProcessorState, batch: Batch) -> StoreRequest:
-        """Return what is to be stored when the batch is handled."""
         return StoreRequest(lease_of(state), state.stored, batch.examined, first=self._first)
 
     @override
     def settle_with(self, state: ProcessorState, batch: Batch, pairs: Iterable[Checkpoint]) -> Settle:
-        """Return what holds a batch's messages in the transaction that passes them; `pairs`: those that may be held."""
         lease = lease_of(state)
         # Here, not in the transaction, which would be idle while another database is read.
         carried = self._reader.picked(batch, pairs) if self._databases.has_remote_target else None
@@ -184,7 +180,6 @@ class CheckpointSettling(Settling):
 
     @override
     def places(self, batch: Batch) -> Places:
-        """Return where the messages of a batch are that are to be handled, with their keys, in order."""
         found = batch.places or holding.list_range(
             self._databases.target.connection(), self._reader.relation(batch), batch.excluded
         )

@@ -39,7 +39,6 @@ class HeldFeed(Feed, Settling):
 
     @override
     def fetch(self, state: ProcessorState) -> outcomes.StepOutcome:
-        """Take those that are due."""
         taken = holding.take_due(
             self._target.connection(), self._context.key, lease_of(state), limit=self._limit(state),
             payloads=self._payloads if self._context.target.needs_payload else None,
@@ -82,7 +81,6 @@ class HeldFeed(Feed, Settling):
 
     @override
     def places(self, batch: Batch) -> Places:
-        """Return where the messages are, with their keys, in order."""
         return Places.of(Place(each.checkpoint, each.key) for each in batch.held)
 
     def fail(self, state: ProcessorState, failed: tuple[Failure, ...]) -> outcomes.StepOutcome:

@@ -43,14 +43,8 @@ class Observer:
     ) -> None:
         """Observe nothing until the main loop found the schema to be there.
 
-        Args:
-            key: of the processor.
-            status: that is filled.
-            sight: what the mode has to show.
-            lease: seconds; a look takes a part of it at most.
-            remote_target: the messages are in another database, which is observed on a connection, and in a thread, of
-                its own.
-
+        A look takes a part of the lease, in seconds, at most. `remote_target`: the messages are in another database,
+        which is observed on a connection, and in a thread, of its own.
         """
         self._apart = remote_target
         self._stored: Stored = {}

@@ -63,18 +63,10 @@ class Sight:
     def measure(
         self, connection: Connection, reader: MessageReader, stored: Stored, enough: float, seconds: float
     ) -> Lag | None:
-        """Count what waits behind the checkpoints.
+        """Count what waits behind the checkpoints, at least one, in the messages' database; None: it takes too long.
 
-        Args:
-            connection: to the database of the messages.
-            reader: of the whole processor.
-            stored: at least one.
-            enough: the monotonic time after which nothing more is begun.
-            seconds: that a statement may take.
-
-        Returns:
-            None: that takes too long.
-
+        `reader` is that of the whole processor. Nothing is begun after `enough`, of the monotonic clock; a statement
+        may take so many seconds.
         """
         del enough
         pair = stored[self._key.partition].pair
@@ -99,18 +91,16 @@ class PartitionedSight(Sight):
 
     @override
     def look(self, connection: Connection, seconds: float) -> None:
+        _within(connection, seconds, partial(self._look_at_change, connection))
+
+    def _look_at_change(self, connection: Connection) -> None:
         """See how far a change of the number of partitions is."""
-        try:
-            with limited(connection, seconds):
-                now = rebalance.fetch(connection, self._key)
-                if now is not None:
-                    stored = partitions.load_checkpoints(connection, self._key) if now.next_count is not None else {}
-                    pairs = {number: each.pair for number, each in stored.items()}
-                    partitioning = look_at_change(connection, self._key, self._source, now, pairs)
-                    self._status.set_observed(partitioning=partitioning)
-        except TransientError as err:
-            if err.reason is not Reason.STATEMENT_FAILED:
-                raise
+        now = rebalance.fetch(connection, self._key)
+        if now is not None:
+            stored = partitions.load_checkpoints(connection, self._key) if now.next_count is not None else {}
+            pairs = {number: each.pair for number, each in stored.items()}
+            partitioning = look_at_change(connection, self._key, self._source, now, pairs)
+            self._status.set_observed(partitioning=partitioning)
 
     @override
     def load(self, connection: Connection) -> Stored:

@@ -291,7 +291,6 @@ class Activity:
     """Tells the log every ten seconds what was handled since the last line; nothing handled, nothing told."""
 
     def __init__(self, status: ProcessStatus, clock: Callable[[], float] = time.monotonic) -> None:
-        """Count from now on."""
         self._status = status
         self._clock = clock
         self._told = status.handled

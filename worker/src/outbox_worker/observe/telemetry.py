@@ -64,7 +64,6 @@ def _collect(status: ProcessStatus) -> Iterator[Metric]:
     yield from _pairs(report)
     yield from _holder(report)
     yield from _leases(report)
-    yield from _unfinished(report)
     states = [((each.value,), each is report.state) for each in WorkerState]
     yield _gauge(report, "outbox_state", "1 for the state the worker is in.", states, "state")
     why = [((report.state.value, report.reason.value), 1)]
@@ -97,7 +96,6 @@ def _gauge(report: Report, name: str, text: str, values: Samples, *labels: str) 
 
 
 def _counter(report: Report, name: str, text: str, values: Samples, *labels: str) -> Metric:
-    """Return a counter; otherwise like `_gauge`."""
     return _fill(CounterMetricFamily(name, text, labels=["processor", *labels]), report, values)
 
 
@@ -109,7 +107,7 @@ def _fill(family: GaugeMetricFamily | CounterMetricFamily, report: Report, value
 
 def _gauges(report: Report) -> Iterator[Metric]:
     """What is not known has no series: a 0 in its place would be a change."""
-    lease, failures = report.lease, report.failures
+    lease, failures, unfinished = report.lease, report.failures, report.unfinished
     values: list[tuple[str, str, float | None]] = [
         ("outbox_lag_messages", "Messages committed behind the checkpoint (at least, beyond the cap).",
          report.lag.messages if report.lag else None),
@@ -140,6 +138,17 @@ def _gauges(report: Report) -> Iterator[Metric]:
          report.rebuild.behind if report.rebuild else None),
         ("outbox_rebuild_swapped", "1 once this processor has replaced the other one.",
          float(report.rebuild.state == RebuildState.SWAPPED) if report.rebuild else None),
+        # Mode Competing: the same from every consumer, so take the maximum over them.
+        ("outbox_unfinished_messages", "Messages handed out to consumers and not done.",
+         unfinished.messages if unfinished else None),
+        ("outbox_unfinished_batches", "Batches handed out and not done.", unfinished.batches if unfinished else None),
+        ("outbox_free_batches", "Batches handed back or lapsed, that no consumer has claimed yet.",
+         unfinished.free if unfinished else None),
+        ("outbox_retrying_messages", "Messages that failed, are delayed, or redriven (up to 10,000).",
+         unfinished.retries if unfinished else None),
+        ("outbox_consumers", "Processes that take batches.", unfinished.consumers if unfinished else None),
+        ("outbox_oldest_batch_seconds", "Age of the oldest batch that is not done.",
+         unfinished.oldest_seconds if unfinished else None),
     ]  # fmt: skip
     for name, text, value in values:
         if value is not None:
@@ -155,22 +164,6 @@ def _leases(report: Report) -> Iterator[Metric]:
     yield _gauge(report, "outbox_partition_owned", text, owned, "partition")
     epochs = [((str(lease.partition),), lease.epoch or 0) for lease in report.leases]
     yield _gauge(report, "outbox_partition_epoch", "Epoch of the partition's lease.", epochs, "partition")
-
-
-def _unfinished(report: Report) -> Iterator[Metric]:
-    """Mode Competing: the same from every consumer, so take the maximum over them."""
-    seen = report.unfinished
-    if seen is None:
-        return
-    for name, text, value in (
-        ("outbox_unfinished_messages", "Messages handed out to consumers and not done.", seen.messages),
-        ("outbox_unfinished_batches", "Batches handed out and not done.", seen.batches),
-        ("outbox_free_batches", "Batches handed back or lapsed, that no consumer has claimed yet.", seen.free),
-        ("outbox_retrying_messages", "Messages that failed, are delayed, or redriven (up to 10,000).", seen.retries),
-        ("outbox_consumers", "Processes that take batches.", seen.consumers),
-        ("outbox_oldest_batch_seconds", "Age of the oldest batch that is not done.", seen.oldest_seconds),
-    ):
-        yield _gauge(report, name, text, [((), value)])
 
 
 def _pairs(report: Report) -> Iterator[Metric]:

@@ -275,7 +275,6 @@ class Heartbeat(BackgroundThread):
     """Lets the beats of all processors of the process tick, on one connection. Runs until `stop`."""
 
     def __init__(self, session: Session, beats: Sequence[Beat], progress: Progress) -> None:
-        """Keep the beats, at least one."""
         super().__init__("heartbeat", session)
         self._beats = beats
         self._progress = progress

@@ -18,11 +18,7 @@ class Membership:
     def __init__(self, count: int, token: UUID, *, asked: int | None = None) -> None:
         """Want nothing until the first look.
 
-        Args:
-            count: partitions that this process is made for.
-            token: of this process.
-            asked: partitions that its resource asks for; None: as many.
-
+        This process is made for `count` partitions, and its resource asks for `asked`; None: for as many.
         """
         self.count = count
         self.token = token

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from typing_extensions import override
@@ -47,15 +47,14 @@ class Renewal(Protocol):
         del connection
 
 
+@dataclass(slots=True)
 class LeaseRenewal(Renewal):
     """One lease: of a processor that is not partitioned."""
 
-    seconds = OBSERVE_SECONDS
-
-    def __init__(self, key: ProcessorKey, lease: timedelta, ownership: Ownership) -> None:
-        self._key = key
-        self._lease = lease
-        self._ownership = ownership
+    _key: ProcessorKey
+    _lease: timedelta
+    _ownership: Ownership
+    seconds: float = OBSERVE_SECONDS
 
     @override
     def renew(self, connection: Connection) -> bool:
@@ -156,18 +155,17 @@ class MembershipRenewal(Renewal):
         partitions.end_membership(connection, self._key, self._membership.token)
 
 
+@dataclass(slots=True)
 class BatchRenewal(Renewal):
     """The batch that a consumer has in hand, and that the consumer lives.
 
     One in its name that it does not know, because the answer to its taking was lost, runs out and is another's.
     """
 
-    seconds = OBSERVE_SECONDS
-
-    def __init__(self, key: ProcessorKey, ownership: Ownership, consumer: ThisConsumer) -> None:
-        self._key = key
-        self._ownership = ownership
-        self._consumer = consumer
+    _key: ProcessorKey
+    _ownership: Ownership
+    _consumer: ThisConsumer
+    seconds: float = OBSERVE_SECONDS
 
     @override
     def renew(self, connection: Connection) -> bool:

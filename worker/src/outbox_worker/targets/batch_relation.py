@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from psycopg import sql
 
 from outbox_core.errors import OutboxError
+from outbox_core.processor.claimed_batch import Chunk
 from outbox_core.report import Reason
 from outbox_worker.feeds.partition_reader import reader_of
 from outbox_worker.postgres.feeds import holding
@@ -100,10 +101,9 @@ def _of_consumer(config: ProcessorConfig, settings: Competing) -> tuple[Whole, S
     reader = DispatchReader(config.source, settings, config.processor_id)
 
     def find_claimed(batch: Batch) -> ClaimedBatch:
-        claimed: ClaimedBatch | None = getattr(batch, "claimed", None)
-        if claimed is None:
+        if not isinstance(batch, Chunk):
             raise OutboxError("a batch that no consumer claimed", reason=Reason.INTERNAL_ERROR)
-        return claimed
+        return batch.claimed
 
     def whole(batch: Batch) -> sql.Composed:
         return _numbered(reader.relation(ReadRange.of(find_claimed(batch), upto=batch.examined)), by_position=False)

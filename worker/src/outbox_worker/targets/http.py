@@ -111,7 +111,6 @@ class HttpSink(OutsideTransaction):
 
     @override
     def deliver(self, batch: Batch, epoch: int) -> int:
-        """Post what the receiver has not taken yet of the batch, and await every answer."""
         messages = self._taken.left_of(batch, epoch)
         sequences = self._plan(messages, held=batch.is_retried)
         attempt = _Attempt(_read_secret(self._directory), iter(sequences))

@@ -110,7 +110,6 @@ class KafkaSink(PipelinedTarget):
 
     @override
     def deliver(self, batch: Batch, epoch: int) -> int:
-        """Publish what the brokers have not taken yet of the batch, and await every confirm."""
         try:
             if not self.is_under_way(batch):
                 self._begin(batch, epoch)
@@ -145,7 +144,6 @@ class KafkaSink(PipelinedTarget):
             self._begin_round(begun)
 
     def _begin_round(self, begun: _Begun) -> None:
-        """Hand over the next round, if anything is left."""
         begun.round = None
         while begun.left and begun.round is None:
             part = begun.left.pop(0)

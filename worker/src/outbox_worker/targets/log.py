@@ -21,7 +21,6 @@ class LogSink(OutsideTransaction):
     """Writes lines; there is nothing to open."""
 
     def __init__(self, target: LogTarget) -> None:
-        """Keep whether payloads are printed."""
         self._payload = target.payload
 
     @override

@@ -57,13 +57,11 @@ class PythonSink(InTransaction):
     needs_payload = True
 
     def __init__(self, target: PythonTarget, directory: Path) -> None:
-        """Keep where the module is."""
         self._directory = directory
         self._module = HandlerModule(target, directory)
 
     @override
     def check(self) -> None:
-        """Import the module and look at the function."""
         self._module.function()
 
     @override
@@ -72,7 +70,6 @@ class PythonSink(InTransaction):
 
     @override
     def handle(self, transaction: Transaction, batch: Batch) -> int:
-        """Call the function on the transaction's connection, guarded."""
         function = self._module.function()
         guarded = GuardedConnection(transaction.connection, transaction.mark)
         messages = _Counted(batch.messages)

@@ -113,7 +113,6 @@ class RabbitmqSink(PipelinedTarget):
 
     @override
     def begin(self, batch: Batch, epoch: int) -> None:
-        """Publish what the broker has not taken yet of the batch."""
         with self._closing_at_fault():
             before = self._begun_of(batch.partition)
             if before and before[-1].batch.examined != batch.after:
@@ -126,7 +125,6 @@ class RabbitmqSink(PipelinedTarget):
 
     @override
     def deliver(self, batch: Batch, epoch: int) -> int:
-        """Publish what the broker has not taken yet of the batch, unless that was begun, and await every confirm."""
         with self._closing_at_fault():
             begun = self._begun_of(batch.partition)
             if begun and begun[0].batch is batch:
@@ -179,7 +177,6 @@ class RabbitmqSink(PipelinedTarget):
         return attempt
 
     def _await_answers(self, attempt: _Attempt) -> None:
-        """Await the broker's word for each message, and note which ones failed."""
         if attempt.tags:
             connection = self._open()
             connection.await_confirms(attempt.tags[-1], deadline=time.monotonic() + self._timeout)
@@ -193,7 +190,6 @@ class RabbitmqSink(PipelinedTarget):
         return self._connection
 
     def _name_failed(self, attempt: _Attempt, connection: AmqpConnection) -> None:
-        """Say which messages no queue took, and which the broker refused."""
         if connection.returned:
             places = {message.pair: (each, message.checkpoint) for each in self._begun for message in each.messages}
             for returned in connection.returned:

@@ -109,7 +109,6 @@ class RabbitmqStreamSink(PipelinedTarget):
 
     @override
     def begin(self, batch: Batch, epoch: int) -> None:
-        """Publish what the stream has not taken yet of the batch."""
         try:
             self._publish(batch, epoch)
         except BaseException:
@@ -123,7 +122,6 @@ class RabbitmqStreamSink(PipelinedTarget):
 
     @override
     def deliver(self, batch: Batch, epoch: int) -> int:
-        """Publish the batch, unless that was begun, and await every confirm."""
         try:
             if not self.is_under_way(batch):
                 self._publish(batch, epoch)

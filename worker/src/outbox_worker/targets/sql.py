@@ -59,15 +59,9 @@ class SqlSink(SearchTarget):
     def __init__(
         self, target: SqlTarget, whole: Whole | None = None, some: Some | None = None, schema: str = ""
     ) -> None:
-        """Keep the statement.
+        """Keep the statement, and what gives the SELECT of a batch's messages, or of some (`batch_relation.py`).
 
-        Args:
-            target: the resource's words.
-            whole: gives the SELECT of a batch's messages (see `outbox_worker.targets.batch_relation`); None: the
-                statement's database has not got them.
-            some: gives it of some of them.
-            schema: of our functions, where they are in the statement's database.
-
+        None: the statement's database has not got them; nor has it our functions, whose schema is the last argument.
         """
         self._schema = schema
         self._statement = target.statement
@@ -195,7 +189,6 @@ class SqlSink(SearchTarget):
 
 
 def _format_rows(batch: Batch) -> str:
-    """Write the messages as the JSON that the statement reads."""
     return json.dumps([_row(ordinal, message) for ordinal, message in enumerate(batch.messages, 1)], ensure_ascii=False)
 
 

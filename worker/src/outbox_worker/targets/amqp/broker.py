@@ -119,9 +119,7 @@ def _take_apart(uri: str, protocol: Protocol) -> tuple[tuple[str, int], dict[str
 def open_socket(address: BrokerAddress, seconds: float) -> socket.socket:
     """Connect, with TLS where the address says so; the socket does not block.
 
-    Args:
-        address: where the broker is.
-        seconds: the longest wait for the connection, and for each step of the handshake.
+    `seconds` is the longest wait for the connection, and for each step of the handshake.
 
     Raises:
         TransientError: the broker cannot be reached.

@@ -167,7 +167,6 @@ class AmqpConnection:
         self._call(commands.Confirm.Select(), commands.Confirm.SelectOk, deadline, channel=CHANNEL)
 
     def _call(self, method: Any, answer: type[_Method], deadline: float, *, channel: int) -> _Method:
-        """Send a method and wait for its answer."""
         data = frame.marshal(method, channel) if method is not None else b""
         self._exchange(data, deadline, lambda: any(isinstance(each, answer) for each in self._inbox))
         found = next(each for each in self._inbox if isinstance(each, answer))

@@ -87,12 +87,7 @@ class MessageEncoder:
     ) -> Iterator[tuple[list[Message], bytes]]:
         """Give out the frames that publish messages: method, content header, payload of each, in windows.
 
-        Args:
-            messages: what to publish.
-            epoch: header `x-outbox-epoch`.
-            frame_max: bytes that the broker takes in one frame.
-            refused: gets the messages that AMQP cannot express.
-
+        `frame_max` are the bytes that the broker takes in one frame; `refused` gets what AMQP cannot express.
         """
         if self._for != (epoch, frame_max):
             self._for = (epoch, frame_max)
@@ -126,7 +121,7 @@ class MessageEncoder:
         if key is not None:
             key_size = len(key := key if key.isascii() else utf8(key))
         stamp = "" if scheduled is None else self._stamp(scheduled.timestamp())
-        trace = "" if metadata is None else _encode_trace(metadata)
+        trace = "" if metadata is None else "".join(_field(*each) for each in read_trace(metadata).items())
         shape = (kind, publication, len(place), key_size, len(name), len(trace), data is None, stamp == "")
         before, properties, named, mode, end = self._layouts.get(shape) or self._lay_out(message, shape)
         method = self._fixed or self._method(message)
@@ -187,7 +182,6 @@ class MessageEncoder:
         return self._sizes.setdefault(size, (total, *one))
 
     def _split(self, body: str) -> str:
-        """Divide a payload among as many frames as it needs."""
         parts = (body[start : start + self._step] for start in range(0, len(body), self._step))
         return "".join(f"{_begin_body(len(part))}{part}{_FRAME_END}" for part in parts)
 
@@ -230,10 +224,6 @@ _PLACE_NAME: Final = _named(PLACE)
 _PUBLICATION_NAME: Final = _named("x-outbox-publication")
 _KEY_NAME: Final = _named("x-outbox-partition-key")
 _TOMBSTONE: Final = _field("x-outbox-tombstone", True)
-
-
-def _encode_trace(metadata: str) -> str:
-    return "".join(_field(name, value) for name, value in read_trace(metadata).items())
 
 
 def _begin_body(size: int) -> str:

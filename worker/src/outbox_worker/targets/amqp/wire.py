@@ -21,22 +21,13 @@ _SEND_PIECE: Final = 262_144
 
 
 class Wire:
-    """An open socket. After any error it is closed: what was not confirmed has to be sent again anyway.
-
-    Attributes:
-        address: the broker's.
-        heartbeat: seconds; the broker is given up after twice as long without a word of it.
-
-    """
+    """An open socket. After any error it is closed: what was not confirmed has to be sent again anyway."""
 
     def __init__(self, address: BrokerAddress, *, beat: bytes, take: Callable[[bytes], int]) -> None:
-        """Connect.
+        """Connect; `beat` is the frame of a heartbeat.
 
-        Args:
-            address: the broker's.
-            beat: the frame of a heartbeat.
-            take: takes the whole frames with which what arrived begins, and returns how many bytes these are; raises
-                what the broker says in them.
+        `take` takes the whole frames with which what arrived begins, and returns how many bytes these are; it raises
+        what the broker says in them.
 
         Raises:
             TransientError: the broker cannot be reached.
@@ -45,6 +36,7 @@ class Wire:
         """
         self.address = address
         self.heartbeat = float(HEARTBEAT_SECONDS)
+        """The broker is given up after twice as long without a word of it."""
         self._beat_frame = memoryview(beat)
         self._take = take
         self._received = bytearray()
@@ -62,11 +54,8 @@ class Wire:
     ) -> None:
         """Write all of the data, reading meanwhile; then go on reading until it is done.
 
-        Args:
-            data: frames.
-            deadline: of the monotonic clock.
-            is_done: asked when everything is written, after each look at what arrived.
-            check: told the time before each wait; raises what makes waiting pointless.
+        `is_done` is asked when everything is written, after each look at what arrived; `check` is told the monotonic
+        time before each wait, and raises what makes waiting pointless.
 
         Raises:
             OutboxError: the broker refused, closed, or did not answer before the deadline.

@@ -122,13 +122,8 @@ def classify_error(
 ) -> OutboxError:
     """Say what is wrong with the target, and what to do.
 
-    Args:
-        error: of the brokers or of librdkafka.
-        settings: which brokers, and who is logged in.
-        topic: about which it is, if it is about one.
-        operation: what was to be done with the topic.
-        transaction: the transactional id, where there is one.
-
+    `topic` is what it is about, if it is about one, `operation` what was to be done with that, and `transaction` the
+    transactional id, where there is one.
     """
     code, said, user = error.code(), f"{error.name()}: {describe(error)}", settings.username
     kind: type[TransientError | ConfigurationError] = TransientError

@@ -193,7 +193,6 @@ class CheckpointTopic:
                 return offset
 
     def _read(self, partition: int, start: int, end: int) -> Iterator[Report]:
-        """Read the committed records from one offset to before another."""
         if start >= end:
             return
         self._consumer.assign([TopicPartition(self._topic, partition, start)])

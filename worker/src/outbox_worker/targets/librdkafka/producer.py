@@ -88,11 +88,7 @@ class KafkaProducer:
     def __init__(self, settings: BrokerSettings, client: str, more: Mapping[str, Any] | None = None) -> None:
         """Make it; it connects by itself.
 
-        Args:
-            settings: of the Secret.
-            client: its name in the brokers' logs.
-            more: settings of librdkafka that differ.
-
+        `client` is its name in the brokers' logs; `more` are settings of librdkafka that differ.
         """
         self.settings = settings
         self._heard = Heard(settings)
@@ -156,11 +152,8 @@ class KafkaProducer:
     def send(self, record: Record, answer: Answer, deadline: float) -> bool:
         """Hand one message over, waiting for a place in the queue; False: no message can be sent any more.
 
-        Args:
-            record: what is sent.
-            answer: called where the message is not taken. Outside of a transaction nothing tells of those that are:
-                a call for each costs more than to send it.
-            deadline: when to give up.
+        `answer` is called where the message is not taken. Outside of a transaction nothing tells of those that are: a
+        call for each costs more than to send it.
 
         Raises:
             KafkaException: this message cannot be sent.
@@ -191,14 +184,9 @@ class KafkaProducer:
         self._hear(self._producer.poll, 0)
 
     def await_answers(self, deadline: float, is_refused: Callable[[], bool]) -> bool:
-        """Wait until each message that was sent has its answer.
+        """Wait until each message that was sent has its answer; return whether each has.
 
-        Args:
-            deadline: when to give up.
-            is_refused: whether a message was refused; in a transaction nothing else is awaited then.
-
-        Returns:
-            Whether each has; always, outside of a transaction.
+        In a transaction nothing is awaited any more once a message was refused (`is_refused`).
 
         Raises:
             OutboxError: the brokers do not answer.

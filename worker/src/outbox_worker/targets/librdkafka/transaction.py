@@ -42,15 +42,7 @@ class TransactionalProducer(KafkaProducer):
     in_transaction = True
 
     def __init__(self, settings: BrokerSettings, client: str, name: str, timeout: float) -> None:
-        """Make it; it connects by itself.
-
-        Args:
-            settings: of the Secret.
-            client: its name in the brokers' logs.
-            name: the transactional id.
-            timeout: seconds that a batch may take.
-
-        """
+        """Make it; it connects by itself. `name` is the transactional id; a batch may take `timeout` seconds."""
         milliseconds = int(min(timeout + _MARGIN, _LONGEST) * 1000)
         super().__init__(
             settings, client,
@@ -67,14 +59,8 @@ class TransactionalProducer(KafkaProducer):
         """Begin, or go on, to end what former producers of this name have open, and to refuse all that they may send.
 
         Each call lets the client ask the brokers at once. By itself it asks again after half a second, and once is
-        never enough: nothing is connected at first, and then the brokers are still taking back what was open.
-
-        Args:
-            deadline: when to give up.
-            seconds: how long to wait until it is done.
-
-        Returns:
-            After how many seconds to call again; 0: it is done.
+        never enough: nothing is connected at first, and then the brokers are still taking back what was open. It waits
+        for so many seconds until it is done, and returns after how many to call again; 0: it is done.
 
         Raises:
             OutboxError: the brokers do not answer, or do not allow it.

@@ -258,7 +258,6 @@ class TransactionalKafkaSink(OutsideTransaction):
 
     @override
     def deliver(self, batch: Batch, epoch: int) -> int:
-        """Publish what is not published yet of the batch, in one transaction."""
         deadline = time.monotonic() + self._timeout
         attempt: Attempt | None = None
         try:

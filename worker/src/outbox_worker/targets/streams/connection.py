@@ -101,7 +101,7 @@ class StreamConnection:
         self._ask(Key.PEER_PROPERTIES, frames.properties(who), deadline=deadline)
         self._ask(Key.SASL_HANDSHAKE, deadline=deadline)
         login = f"\0{self._address.username}\0{self._address.password}".encode()
-        self._ask(Key.SASL_AUTHENTICATE, frames.string("PLAIN"), frames.octets(login), deadline=deadline)
+        self._ask(Key.SASL_AUTHENTICATE, frames.string("PLAIN"), U32.pack(len(login)), login, deadline=deadline)
         self._wire.exchange(b"", deadline, lambda: self._tuned)
         tuned = frames.frame(Key.TUNE, U32.pack(self.frame_max), U32.pack(int(self._wire.heartbeat)))
         opening = self._ask(Key.OPEN, frames.string(self._address.vhost), deadline=deadline, before=tuned)

@@ -84,11 +84,6 @@ def string(text: str) -> bytes:
     return U16.pack(len(encoded)) + encoded
 
 
-def octets(value: bytes) -> bytes:
-    """Encode bytes."""
-    return U32.pack(len(value)) + value
-
-
 def properties(pairs: Mapping[str, str]) -> bytes:
     """Encode a list of names and values."""
     return U32.pack(len(pairs)) + b"".join(string(name) + string(value) for name, value in pairs.items())
