@@ -40,7 +40,7 @@ def sort(failed, *, when=WhenExhausted.DEAD_LETTER, crash_count=0, before=(), re
     delivery = Delivery(
         mode=Mode.COMPETING, competing=Competing(), when_exhausted=when, retry=retry or Retry(max_attempts=3)
     )
-    sifting = Sifting(chunk, claimed, MESSAGES, dict(before), delivery, random.Random(1), given_up)
+    sifting = Sifting(chunk, MESSAGES, dict(before), delivery, random.Random(1), given_up)
     return sifting.sort_named(MessagesFailedError({PAIRS[number]: LOST for number in failed}))
 
 

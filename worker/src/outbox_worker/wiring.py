@@ -131,7 +131,7 @@ MODES: Final = {
         feed=lambda unit: PartitionFeed(unit.context, unit.cursor, unit.reader, unit.replica.membership),
         renewal=lambda replica, held: MembershipRenewal(
             replica.key, replica.config.delivery.lease_duration, held, replica.membership,
-            claim_uid=replica.config.resource.uid, pod=replica.pod,
+            replica.config.resource.uid, replica.pod,
         ),
         sight=lambda replica, status: PartitionedSight(replica.key, status, replica.config, replica.membership),
     ),

@@ -18,7 +18,7 @@ from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.spec import RabbitmqTarget
 from outbox_worker.targets.amqp import encoder as amqp_encoder
 from outbox_worker.targets.amqp.encoder import CHANNEL, MessageEncoder
-from outbox_worker.targets.trace_context import read_trace
+from outbox_worker.targets.values import read_trace
 
 if TYPE_CHECKING:
     from outbox_core.errors import HandlerError

@@ -59,7 +59,10 @@ class Blocks(StrEnum):
     NOTHING = "Nothing"
 
 
-ErrorClass = Annotated[str, Field(min_length=1, max_length=128)]
+ErrorClasses = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=128)]],
+    Field(max_length=64, json_schema_extra={"x-kubernetes-list-type": "set"}),
+]
 
 
 class Retry(SpecModel):
@@ -79,36 +82,30 @@ class Retry(SpecModel):
         0.2,
         description="Share of the wait that is random, 0 to 1, so that many processors do not retry in step.",
     )
-    never: list[ErrorClass] = Field(
+    never: ErrorClasses = Field(
         default_factory=list,
-        max_length=64,
         description=(
             "Error classes with which no other attempt can succeed: attempts run out at the first. A Python "
             "exception's class or "
             "one of its bases (ValueError, orders.InvalidOrder), an SQLSTATE or its first two characters (23505, 23), "
             "or a reason (MessageRejected)."
         ),
-        json_schema_extra={"x-kubernetes-list-type": "set"},
     )
-    forever: list[ErrorClass] = Field(
+    forever: ErrorClasses = Field(
         default_factory=list,
-        max_length=64,
         description=(
             "Error classes that are no message's fault (ConnectionError; MessageUnroutable where a queue that is not "
             "bound yet is waited for): tried again without end, like a target that "
             "cannot be reached, everything waits, nothing is counted as an attempt."
         ),
-        json_schema_extra={"x-kubernetes-list-type": "set"},
     )
-    counted: list[ErrorClass] = Field(
+    counted: ErrorClasses = Field(
         default_factory=list,
-        max_length=64,
         description=(
             "Faults of the target that are a message's fault here and count as attempts, for example "
             "MessageUnroutable where the exchange is not declared. Absent: only what the handler, the statement or the "
             "broker says of the messages, a message that no queue takes among it."
         ),
-        json_schema_extra={"x-kubernetes-list-type": "set"},
     )
 
 

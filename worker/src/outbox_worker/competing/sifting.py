@@ -7,7 +7,7 @@ is handled next. `postgres/transactions/savepoints.py` finds the messages that f
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.processor import failing
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from outbox_core.errors import MessagesFailedError, OutboxError
     from outbox_core.message import Message
     from outbox_core.ports import GoOn
-    from outbox_core.processor.claimed_batch import ClaimedBatch
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_core.spec import Delivery
     from outbox_worker.postgres.connection import Connection
@@ -43,33 +42,29 @@ def most_at_once(block: int) -> int:
     return 2 * MOST_KEPT * block
 
 
+@dataclass(slots=True)
 class Sifting:
-    """One chunk, sifted: made for it and used once."""
+    """One chunk, sifted: made for it and used once.
 
-    def __init__(
-        self,
-        chunk: Chunk,
-        claimed: ClaimedBatch,
-        messages: tuple[Message, ...],
-        failed_before: Mapping[Checkpoint, int],
-        delivery: Delivery,
-        chance: Random,
-        given_up: str | None,
-    ) -> None:
-        """Keep what is needed to judge each message that fails; `given_up`: the place of one that is not stopped at."""
-        self._chunk = chunk
-        self._claimed = claimed
-        self._messages = messages
-        self._failed_before = failed_before
-        self._delivery = delivery
-        self._random = chance
-        self._given_up = given_up
-        self._refusals: list[Refusal] = []
+    Attributes:
+        messages: of the chunk, the first ones.
+        failed_before: how often messages of it failed before.
+        given_up: the place of a message that is not stopped at.
+
+    """
+
+    chunk: Chunk
+    messages: tuple[Message, ...]
+    failed_before: Mapping[Checkpoint, int]
+    delivery: Delivery
+    random: Random
+    given_up: str | None
+    _refusals: list[Refusal] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
         """So long one transaction goes on."""
-        return AGAIN_SECONDS if self._claimed.again else FRESH_SECONDS
+        return AGAIN_SECONDS if self.chunk.is_retried else FRESH_SECONDS
 
     def run(self, connection: Connection, handle: Callable[[Chunk], object], block: int, find: GoOn | None) -> Sifted:
         """Handle what can be, in the connection's open transaction: at most `block` messages at once, to begin with.
@@ -88,8 +83,8 @@ class Sifting:
             return self._stop is not None or in_time(found)
 
         found = isolate(
-            connection, Search(len(self._messages), block), lambda begin, end: handle(self._part(begin, end)),
-            lambda error: failing.is_refusal(error, self._delivery.retry), is_enough,
+            connection, Search(len(self.messages), block), lambda begin, end: handle(self._part(begin, end)),
+            lambda error: failing.is_refusal(error, self.delivery.retry), is_enough,
             None if find is None else lambda search, most: find(search, (), most),
         )  # fmt: skip
         self._judge(found)
@@ -104,30 +99,30 @@ class Sifting:
             MessagesFailedError: it names what is no message's fault.
 
         """
-        if not failing.are_refusals(error, self._delivery.retry):
+        if not failing.are_refusals(error, self.delivery.retry):
             raise error
-        for number, message in enumerate(self._messages):
+        for number, message in enumerate(self.messages):
             if message.checkpoint not in error.failed:
                 continue
             self._refusals.append(self.refuse(number, error.failed[message.checkpoint]))
             if self._stop is not None:
-                return self._sifted(number, self._delivery.batch_limit)
-        return self._sifted(len(self._messages), self._delivery.batch_limit)
+                return self._sifted(number, self.delivery.batch_limit)
+        return self._sifted(len(self.messages), self.delivery.batch_limit)
 
     def refuse(self, number: int, error: OutboxError) -> Refusal:
         """Decide about the message with this number in the chunk, from 0, which failed alone."""
-        message = self._messages[number]
-        crash_count = self._claimed.crash_count if number == 0 else 0
-        attempts = crash_count + 1 + self._failed_before.get(message.checkpoint, 0)
-        given_up = message.pair == self._given_up
-        decision = decide_refusal(attempts, error, self._delivery, self._random.random(), given_up=given_up)
+        message = self.messages[number]
+        crash_count = self.chunk.claimed.crash_count if number == 0 else 0
+        attempts = crash_count + 1 + self.failed_before.get(message.checkpoint, 0)
+        given_up = message.pair == self.given_up
+        decision = decide_refusal(attempts, error, self.delivery, self.random.random(), given_up=given_up)
         return Refusal(message, error, decision)
 
     def _sifted(self, behind: int, block: int) -> Sifted:
         left = tuple(self._refusals if self._stop is None else self._refusals[:-1])
-        upto: Checkpoint | None = self._messages[behind - 1].checkpoint if behind else None
-        if behind == len(self._messages):
-            upto = self._chunk.examined
+        upto: Checkpoint | None = self.messages[behind - 1].checkpoint if behind else None
+        if behind == len(self.messages):
+            upto = self.chunk.examined
         return Sifted(behind, upto, left, block, self._stop)
 
     @property
@@ -141,15 +136,15 @@ class Sifting:
             self._refusals.append(self.refuse(each.index, each.error))
 
     def _part(self, begin: int, end: int) -> Chunk:
-        messages = self._messages[begin:end]
-        after = self._messages[begin - 1].checkpoint if begin else self._claimed.after
-        claimed = replace(self._claimed, after=after, upto=messages[-1].checkpoint, count=len(messages))
+        messages = self.messages[begin:end]
+        after = self.messages[begin - 1].checkpoint if begin else self.chunk.claimed.after
+        claimed = replace(self.chunk.claimed, after=after, upto=messages[-1].checkpoint, count=len(messages))
         if claimed.listed:
             # Only these: their pairs are sent with each statement.
             pairs = tuple(each.checkpoint for each in messages)
-            claimed = replace(claimed, listed=tuple((pair, self._failed_before.get(pair, 0)) for pair in pairs))
+            claimed = replace(claimed, listed=tuple((pair, self.failed_before.get(pair, 0)) for pair in pairs))
         return replace(
-            self._chunk, after=after, examined=messages[-1].checkpoint, messages=messages,
+            self.chunk, after=after, examined=messages[-1].checkpoint, messages=messages,
             examined_count=len(messages), matched_count=len(messages), claimed=claimed,
         )  # fmt: skip
 

@@ -208,8 +208,8 @@ class CompetingSteps:
         return _chunk(claimed, messages[-1].checkpoint if page.is_full else claimed.upto, messages, len(messages))
 
     def _handle_chunk(self, state: ProcessorState) -> Outcome:
-        claimed, chunk = _in_hand(state)
-        block = self._block_of(claimed, state)
+        chunk = _in_hand(state)
+        claimed, block = chunk.claimed, self._block_of(chunk.claimed, state)
         # What is handed over cannot be recalled: only for a batch that is ours, and for as long as that lasts.
         if not self._transactional and not self._taker.renew(self._target.connection(), claimed):
             return Lost()
@@ -217,37 +217,34 @@ class CompetingSteps:
             return self._isolate_chunk(state, block)
         if not self._effects.are_inside:
             return self._hand_to_broker(state)
-        outcome = self._run(claimed, chunk)
+        outcome = self._run(chunk)
         if isinstance(outcome, Completed) and not self._transactional:
             return outcomes.Delivered(outcome.count)
         return outcome
 
     def _hand_to_broker(self, state: ProcessorState) -> Outcome:
         """Hand the chunk to a broker; what that names as failed leaves the batch with the chunk's completion."""
-        claimed, chunk = _in_hand(state)
+        chunk = _in_hand(state)
         try:
-            count = self._effects.deliver(chunk, claimed.attempt)
+            count = self._effects.deliver(chunk, chunk.claimed.attempt)
         except MessagesFailedError as err:
             sifted = self._sifting(state, chunk, chunk.messages).sort_named(err)
             tell(sifted)
             return replace(sifted, settled=False, named=self._named_stop(sifted))
         return outcomes.Delivered(count)
 
-    def _run(self, claimed: ClaimedBatch, chunk: Chunk) -> Completed | Lost | outcomes.Failed:
+    def _run(self, chunk: Chunk) -> Completed | Lost | outcomes.Failed:
         """Effects, and with Transactional the batch's completion: both or neither."""
 
         def finish(connection: Connection) -> outcomes.OwnershipLost | None:
-            done = not self._transactional or self._taker.complete(
-                connection, claimed, chunk.examined, chunk.matched_count
-            )
-            return None if done else _LOST
+            return None if not self._transactional or self._is_completed(connection, chunk) else _LOST
 
-        return self._commit(claimed, partial(self._effects.handle, chunk), finish)
+        return self._commit(chunk.claimed, partial(self._effects.handle, chunk), finish)
 
     def _isolate_chunk(self, state: ProcessorState, block: int) -> Outcome:
         """Handle what can be; what fails alone leaves the batch, in the same transaction if that completes it too."""
-        claimed, chunk = _in_hand(state)
-        connection, messages = self._target.connection(), chunk.messages
+        chunk = _in_hand(state)
+        claimed, connection, messages = chunk.claimed, self._target.connection(), chunk.messages
         if not messages:
             stretch = ReadRange.of(claimed, upto=chunk.examined, limit=chunk.matched_count + 1)
             page = self._taker.reader.fetch_page(connection, stretch)
@@ -256,7 +253,7 @@ class CompetingSteps:
                 chunk = replace(chunk, examined=messages[-1].checkpoint, matched_count=len(messages))
         if not messages:
             # The rows were deleted meanwhile.
-            return self._complete_chunk(claimed, chunk)
+            return self._complete_chunk(chunk)
         sifting = self._sifting(state, chunk, messages)
         found: list[Sifted] = []
 
@@ -282,9 +279,9 @@ class CompetingSteps:
         return replace(found[0], settled=self._transactional, named=self._named_stop(found[0]))
 
     def _sifting(self, state: ProcessorState, chunk: Chunk, messages: tuple[Message, ...]) -> Sifting:
-        claimed, _ = _in_hand(state)
-        before = self._failed_before(claimed, ReadRange.of(claimed, upto=chunk.examined, limit=len(messages)))
-        return Sifting(chunk, claimed, messages, before, self._context.config.delivery, self._random, state.given_up)
+        stretch = ReadRange.of(chunk.claimed, upto=chunk.examined, limit=len(messages))
+        before = self._failed_before(chunk.claimed, stretch)
+        return Sifting(chunk, messages, before, self._context.config.delivery, self._random, state.given_up)
 
     def _settle(self, claimed: ClaimedBatch, sifted: Sifted) -> bool:
         if sifted.upto is None:
@@ -317,20 +314,23 @@ class CompetingSteps:
             _log.warning("a former consumer's transaction may be stuck", extra={"detail": stuck.left})
 
     def _complete(self, state: ProcessorState) -> Outcome:
-        claimed, chunk = _in_hand(state)
+        chunk = _in_hand(state)
         if state.sifted is None:
-            return self._complete_chunk(claimed, chunk)
-        return replace(state.sifted, settled=True) if self._settle(claimed, state.sifted) else Lost()
+            return self._complete_chunk(chunk)
+        return replace(state.sifted, settled=True) if self._settle(chunk.claimed, state.sifted) else Lost()
 
-    def _complete_chunk(self, claimed: ClaimedBatch, chunk: Chunk) -> Outcome:
-        done = self._taker.complete(self._target.connection(), claimed, chunk.examined, chunk.matched_count)
-        return Completed(chunk.matched_count) if done else Lost()
+    def _complete_chunk(self, chunk: Chunk) -> Outcome:
+        return Completed(chunk.matched_count) if self._is_completed(self._target.connection(), chunk) else Lost()
+
+    def _is_completed(self, connection: Connection, chunk: Chunk) -> bool:
+        """Complete the batch up to the end of the chunk; false: it is another consumer's."""
+        return self._taker.complete(connection, chunk.claimed, chunk.examined, chunk.matched_count)
 
     def _defer(self, state: ProcessorState) -> Outcome:
-        claimed, chunk = _in_hand(state)
+        chunk = _in_hand(state)
         if state.failure is None:
             raise TransientError("no failure to defer a message for", reason=Reason.INTERNAL_ERROR)
-        connection = self._target.connection()
+        claimed, connection = chunk.claimed, self._target.connection()
         stretch = ReadRange.of(claimed, upto=chunk.examined, limit=1)
         messages = chunk.messages[:1] or self._taker.reader.fetch(connection, stretch)
         if not messages:
@@ -359,10 +359,10 @@ class CompetingSteps:
         return dict(claimed.listed)
 
 
-def _in_hand(state: ProcessorState) -> tuple[ClaimedBatch, Chunk]:
-    if state.claimed is None or not isinstance(state.batch, Chunk):
+def _in_hand(state: ProcessorState) -> Chunk:
+    if not isinstance(state.batch, Chunk):
         raise TransientError("no batch is in hand", reason=Reason.INTERNAL_ERROR)
-    return state.claimed, state.batch
+    return state.batch
 
 
 def _chunk(claimed: ClaimedBatch, examined: Checkpoint, messages: tuple[Message, ...], count: int) -> Chunk:

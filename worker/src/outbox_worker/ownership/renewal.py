@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from typing_extensions import override
@@ -68,30 +68,20 @@ class LeaseRenewal(Renewal):
         return not renewed
 
 
+@dataclass(slots=True)
 class MembershipRenewal(Renewal):
     """Membership and all leases of a partitioned processor at once; it also looks who shall own what."""
 
-    seconds = LOOK_SECONDS
-
-    def __init__(
-        self,
-        key: ProcessorKey,
-        lease: timedelta,
-        ownerships: Sequence[Ownership],
-        membership: Membership,
-        *,
-        claim_uid: str,
-        pod: str,
-    ) -> None:
-        self._key = key
-        self._lease = lease
-        self._ownerships = ownerships
-        self._membership = membership
-        self._claim_uid = claim_uid
-        self._pod = pod
-        self._unwanted: frozenset[HeldLease] = frozenset()
-        self._leaving: list[HeldLease] = []
-        self._orphans: frozenset[HeldLease] = frozenset()
+    _key: ProcessorKey
+    _lease: timedelta
+    _ownerships: Sequence[Ownership]
+    _membership: Membership
+    _claim_uid: str
+    _pod: str
+    seconds: float = LOOK_SECONDS
+    _unwanted: frozenset[HeldLease] = frozenset()
+    _leaving: list[HeldLease] = field(default_factory=list)
+    _orphans: frozenset[HeldLease] = frozenset()
 
     @override
     def renew(self, connection: Connection) -> bool:

@@ -32,8 +32,7 @@ from outbox_core.progress.barrier import key_of
 from outbox_core.report import Reason
 from outbox_core.spec import Blocks, Mode, PartitionKey
 from outbox_worker.targets.secret_files import build_tls, invalid_secret, read_files
-from outbox_worker.targets.templates import check_key
-from outbox_worker.targets.trace_context import TRACE_HEADERS, read_trace
+from outbox_worker.targets.values import TRACE_HEADERS, check_key, read_trace
 from outbox_worker.waiting import wait_ready
 
 if TYPE_CHECKING:

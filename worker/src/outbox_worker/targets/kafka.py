@@ -22,7 +22,7 @@ from outbox_worker.targets.librdkafka.producer import KafkaProducer
 from outbox_worker.targets.librdkafka.rounds import Attempt, Rounds
 from outbox_worker.targets.librdkafka.settings import read_broker_settings
 from outbox_worker.targets.librdkafka.transactional_sink import TransactionalKafkaSink
-from outbox_worker.targets.templates import check_key
+from outbox_worker.targets.values import check_key
 
 if TYPE_CHECKING:
     from pathlib import Path

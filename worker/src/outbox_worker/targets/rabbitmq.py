@@ -21,7 +21,7 @@ from outbox_core.report import Reason
 from outbox_worker.targets.amqp.broker import read_broker_address
 from outbox_worker.targets.amqp.connection import AmqpConnection
 from outbox_worker.targets.amqp.encoder import MessageEncoder
-from outbox_worker.targets.templates import PLACEHOLDER
+from outbox_worker.targets.values import PLACEHOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

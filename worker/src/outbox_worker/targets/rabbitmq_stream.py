@@ -22,7 +22,7 @@ from outbox_worker.targets.amqp.broker import STREAM, read_broker_address
 from outbox_worker.targets.streams.connection import connect_to_leader
 from outbox_worker.targets.streams.encoder import StreamEncoder
 from outbox_worker.targets.streams.frames import ENTRY_OVERHEAD, PUBLISH_OVERHEAD
-from outbox_worker.targets.templates import build_refusal
+from outbox_worker.targets.values import build_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,7 @@ The layout of a content header is section 4.2.6.1 of the AMQP 0-9-1 specificatio
 are those of RabbitMQ's errata (https://www.rabbitmq.com/amqp-0-9-1-errata). A library that encodes each field of each
 message took 26 us for one, most of what the worker did.
 
-Frames are put together as text (`outbox_worker.targets.bytewise`), and become bytes a window at a time.
+Frames are put together as text (`outbox_worker.targets.values`), and become bytes a window at a time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from pamqp import commands, encode, frame
 
 from outbox_core.errors import HandlerError
-from outbox_worker.targets.bytewise import characters, utf8
-from outbox_worker.targets.templates import PLACEHOLDER, build_refusal, fill_template
-from outbox_worker.targets.trace_context import read_trace
+from outbox_worker.targets.values import PLACEHOLDER, build_refusal, characters, fill_template, read_trace, utf8
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -6,8 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from outbox_core.progress.barrier import key_of
-from outbox_worker.targets.templates import build_refusal, fill_template
-from outbox_worker.targets.trace_context import read_trace
+from outbox_worker.targets.values import build_refusal, fill_template, read_trace
 
 if TYPE_CHECKING:
     from datetime import datetime

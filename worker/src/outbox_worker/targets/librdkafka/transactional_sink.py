@@ -29,7 +29,7 @@ from outbox_worker.targets.librdkafka.published import MOST_HELD, Published, Rec
 from outbox_worker.targets.librdkafka.rounds import Attempt, Rounds, halves
 from outbox_worker.targets.librdkafka.settings import read_broker_settings
 from outbox_worker.targets.librdkafka.transaction import TransactionalProducer
-from outbox_worker.targets.templates import check_key
+from outbox_worker.targets.values import check_key
 
 if TYPE_CHECKING:
     from pathlib import Path

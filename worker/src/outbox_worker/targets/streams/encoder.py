@@ -2,7 +2,7 @@
 
 Sections and types: OASIS AMQP 1.0, part 3 section 2 (message format) and part 1 section 6 (types). The application
 properties are the headers of target `rabbitmq`. What many messages share is encoded once, and a message is put together
-as text (`outbox_worker.targets.bytewise`).
+as text (`outbox_worker.targets.values`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from datetime import UTC, datetime, timedelta
 from struct import Struct
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from outbox_worker.targets.bytewise import characters, utf8
-from outbox_worker.targets.trace_context import read_trace
+from outbox_worker.targets.values import characters, read_trace, utf8
 
 if TYPE_CHECKING:
     from outbox_core.message import Message

@@ -1,7 +1,12 @@
-"""PURE: where a message is published, by a template of the resource or by its key; and why it cannot be published."""
+"""PURE: values of a message as targets send them: in templates, as its key, its trace context, as text of bytes.
+
+Encoders put a message together as text of which each character is one byte (ISO 8859-1), and it becomes bytes at the
+end: one formatted string for a message takes half of the time that bytes take.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +19,11 @@ if TYPE_CHECKING:
 
 PLACEHOLDER: Final = re.compile(r"\{(\w*)\}")
 """What stands for a value of the row."""
+TRACE_HEADERS: Final = {
+    "traceparent": re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"),
+    "tracestate": re.compile(r"[!-~]([ -~]{0,510}[!-~])?"),
+}
+"""The headers of a W3C trace context (https://www.w3.org/TR/trace-context/), and what their values look like."""
 
 
 def fill_template(template: str, message: Message, *, field: str, without_key: str | None = None) -> str:
@@ -52,3 +62,28 @@ def check_key(key: PartitionKey, target: str) -> None:
     if key.column not in (None, "partition_key"):
         where = "source.table.columns.partitionKey"
         raise ConfigurationError(f"target.{target} sees the key in a column only where {where} names it: do that")
+
+
+def read_trace(metadata: str | None) -> dict[str, str]:
+    """Return the headers of the trace context that a producer stored; empty: none that a receiver could read."""
+    if metadata is None or "traceparent" not in metadata:
+        return {}
+    try:
+        stored = json.loads(metadata)
+    except (ValueError, RecursionError):  # a mapped table may hold any text
+        return {}
+    found = {name: stored.get(name) for name in TRACE_HEADERS} if isinstance(stored, dict) else {}
+    valid = {
+        name: text for name, text in found.items() if isinstance(text, str) and TRACE_HEADERS[name].fullmatch(text)
+    }
+    return valid if "traceparent" in valid else {}
+
+
+def characters(data: bytes) -> str:
+    """Return bytes as such text."""
+    return data.decode("latin-1")
+
+
+def utf8(text: str) -> str:
+    """Return any text in UTF-8, as such text."""
+    return text if text.isascii() else characters(text.encode())
