@@ -6,6 +6,7 @@ Random numbers are passed in, so a decision can be tabulated. Units are seconds.
 from __future__ import annotations
 
 from enum import Enum
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.errors import HandlerError
@@ -83,14 +84,7 @@ def decide_retry(attempt: int, retry: Retry, chance: float, error: OutboxError) 
     hopeless = error.reason is Reason.PROCESS_KILLED or classify_error(error, retry) is ErrorKind.HOPELESS
     if hopeless or attempt >= retry.max_attempts:
         return None
-    delay = backoff(
-        attempt,
-        initial=retry.initial_backoff.total_seconds(),
-        ceiling=retry.max_backoff.total_seconds(),
-        jitter=retry.jitter,
-        chance=chance,
-    )
-    return max(delay, asked_wait(error))
+    return _wait(attempt, retry, chance, error)
 
 
 def asked_wait(error: OutboxError | None) -> float:
@@ -103,13 +97,13 @@ def infrastructure_backoff(failures: int, retry: Retry, chance: float, error: Ou
 
     As with `decide_retry` it may ask for a longer wait.
     """
-    wait = backoff(
-        failures,
-        initial=min(retry.initial_backoff.total_seconds(), INFRASTRUCTURE_CEILING),
-        ceiling=min(retry.max_backoff.total_seconds(), INFRASTRUCTURE_CEILING),
-        jitter=retry.jitter,
-        chance=chance,
-    )
+    return _wait(failures, retry, chance, error, INFRASTRUCTURE_CEILING)
+
+
+def _wait(failures: int, retry: Retry, chance: float, error: OutboxError | None, longest: float = inf) -> float:
+    """Seconds to wait as the resource says, at most `longest`; or as long as who failed asks for."""
+    initial, ceiling = (min(each.total_seconds(), longest) for each in (retry.initial_backoff, retry.max_backoff))
+    wait = backoff(failures, initial=initial, ceiling=ceiling, jitter=retry.jitter, chance=chance)
     return max(wait, asked_wait(error))
 
 

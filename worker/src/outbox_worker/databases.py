@@ -49,11 +49,6 @@ class Databases:
     is_shared: bool = False
 
     @property
-    def has_remote_target(self) -> bool:
-        """They are two."""
-        return self.target is not self.source
-
-    @property
     def opened(self) -> tuple[int, int]:
         """Tell these connections from those that were open before."""
         return self.target.opened, self.source.opened
@@ -80,7 +75,7 @@ class Databases:
         target, source = self.target.connection(), self.config.source
         identity.refuse_standby(target)
         owner = identity.Owner(self.config.processor_id, self.config.resource)
-        if not self.has_remote_target:
+        if not self.config.has_remote_target:
             schema.ensure_schema(target, source)
             return identity.check_identity(target, source, owner=owner)
         schema.bring_up(target, source)
@@ -102,7 +97,7 @@ class Databases:
 
         """
         target, uid = self.target.connection(), self.config.resource.uid
-        if not self.has_remote_target:
+        if not self.config.has_remote_target:
             identity.check_identity(target, self.config.source, key)
             remote_target.bind(target, key, uid, None)
             return None

@@ -284,7 +284,7 @@ def _build_threads(process: Process, works: list[Work]) -> list[BackgroundThread
     watching = open_for("heartbeat")
     beats = [Beat(work.holding, process.waker.wake) for work in works]
     threads: list[BackgroundThread] = [Heartbeat(watching.target, beats, process.progress)]
-    if watching.has_remote_target:
+    if first.config.has_remote_target:
         threads.append(SourceWatch(first.observer, watching.source))
     if first.config.delivery.partitions is not None:
         by, source = first.config.delivery.partitions.key, open_for("index").source

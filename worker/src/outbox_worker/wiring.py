@@ -89,7 +89,7 @@ class Unit:
         self.replica = replica
         self.runner = TransactionRunner(
             context.key, lease=delivery.lease_duration.total_seconds(), timeout=delivery.timeout.total_seconds(),
-            wal=None if context.databases.has_remote_target else context.databases.wal,
+            wal=None if context.config.has_remote_target else context.databases.wal,
             can_rest=delivery.mode is Mode.ORDERED and context.config.rebuild_of is None and not is_shared,
             is_shared=is_shared,
         )  # fmt: skip

@@ -88,6 +88,12 @@ def rule(condition: str, message: str, **more: str) -> dict[str, str]:
     return {"rule": condition, "message": message, **more}
 
 
+def between(field: str, low: str, high: str, block: str = "") -> dict[str, str]:
+    """The validation that a duration lies between two others; `block`: the name of the object that it is a field of."""
+    bounds = f"duration(self.{field}) >= duration('{low}') && duration(self.{field}) <= duration('{high}')"
+    return rule(bounds, f"{block}{field} must be between {low} and {high}")
+
+
 def rules(*each: dict[str, str]) -> dict[str, Any]:
     """CEL validations as pydantic's `json_schema_extra`."""
     return {"x-kubernetes-validations": list(each)}

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field, WithJsonSchema
 
-from outbox_core.spec.base import Bytes, Duration, Engine, SpecModel, SqlIdentifier, rule, rules
+from outbox_core.spec.base import Bytes, Duration, Engine, SpecModel, SqlIdentifier, between, rule, rules
 from outbox_core.spec.target import TARGETS
 
 _BATCH_SIZE: Final = 1000
@@ -157,10 +157,7 @@ class Competing(SpecModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            rule(
-                "duration(self.leaseDuration) >= duration('2s') && duration(self.leaseDuration) <= duration('1h')",
-                "competing.leaseDuration must be between 2s and 1h",
-            ),
+            between("leaseDuration", "2s", "1h", "competing."),
             rule(
                 "duration(self.ageing) >= duration('1s')",
                 "competing.ageing must be at least 1s: it is how much waiting one level of priority is worth",
@@ -248,18 +245,9 @@ class Delivery(SpecModel):
                 "self.checkpoint != 'BeforeHandling' || !has(self.guarantee) || self.guarantee == 'Transactional'",
                 "checkpoint BeforeHandling needs guarantee Transactional: it is the same transaction",
             ),
-            rule(
-                "duration(self.leaseDuration) >= duration('2s') && duration(self.leaseDuration) <= duration('10m')",
-                "leaseDuration must be between 2s and 10m",
-            ),
-            rule(
-                "duration(self.pollInterval) >= duration('10ms') && duration(self.pollInterval) <= duration('5m')",
-                "pollInterval must be between 10ms and 5m",
-            ),
-            rule(
-                "duration(self.timeout) >= duration('1s') && duration(self.timeout) <= duration('1h')",
-                "timeout must be between 1s and 1h",
-            ),
+            between("leaseDuration", "2s", "10m"),
+            between("pollInterval", "10ms", "5m"),
+            between("timeout", "1s", "1h"),
             rule(
                 "duration(self.retry.initialBackoff) <= duration(self.retry.maxBackoff)",
                 "retry.initialBackoff must not be longer than retry.maxBackoff",

@@ -119,23 +119,18 @@ class Source(SpecModel):
     )
 
 
+def _goes_with(name: str, kind: StartType) -> dict[str, str]:
+    return rule(f"(self.type == '{kind}') == has(self.{name})", f"{name} goes with type {kind}: set both or neither")
+
+
 class StartFrom(SpecModel):
     """Where to start when no checkpoint is stored. With one stored, it is not used, and status says so."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            rule(
-                "(self.type == 'Position') == has(self.position)",
-                "position goes with type Position: set both or neither",
-            ),
-            rule(
-                "(self.type == 'Timestamp') == has(self.timestamp)",
-                "timestamp goes with type Timestamp: set both or neither",
-            ),
-            rule(
-                "(self.type == 'Processor') == has(self.processorId)",
-                "processorId goes with type Processor: set both or neither",
-            ),
+            _goes_with("position", StartType.POSITION),
+            _goes_with("timestamp", StartType.TIMESTAMP),
+            _goes_with("processorId", StartType.PROCESSOR),
         )
     )
 

@@ -82,7 +82,7 @@ class StartingUnit(OwnedUnit):
     def before_load(self, connection: Connection) -> None:
         """Look before the transaction, which would be idle for as long as another database looks for the start."""
         self._start = None
-        if self._context.databases.has_remote_target and checkpoints.load(connection, self._context.key) is None:
+        if self._context.config.has_remote_target and checkpoints.load(connection, self._context.key) is None:
             self._start = remote_target.read_durably(self._source, lambda: self.find_start(connection), lambda _: True)
 
     def find_start(self, connection: Connection) -> Checkpoint:
@@ -93,7 +93,7 @@ class StartingUnit(OwnedUnit):
         if config.start_from.processor_id is not None:
             return self.find_other(connection, config.start_from.processor_id).start
         return checkpoints.compute_start(
-            self._source, config.source, config.start_from, remote_target=self._context.databases.has_remote_target
+            self._source, config.source, config.start_from, remote_target=self._context.config.has_remote_target
         )
 
     def find_other(self, connection: Connection, other_id: str) -> starts.OtherStart:
@@ -175,6 +175,9 @@ class OwnerSteps:
         self._connections: tuple[Connection, ...] = ()
         self._lease = context.config.delivery.lease_duration
         self._timeout = context.config.delivery.timeout.total_seconds()
+        self._outside = context.target if isinstance(context.target, OutsideTransaction) else None
+        self._remembers = self._outside is not None and self._outside.has_own_transactions
+        """The target has transactions of its own, in which it writes down what it delivered."""
 
     def is_unprepared(self, step: Step) -> bool:
         """Say whether a connection was opened since this partition prepared, by another one that shares it.
@@ -231,7 +234,7 @@ class OwnerSteps:
 
         Behind a refusal it does.
         """
-        if not self._databases.has_remote_target or state.lease is None or state.refusal is not None:
+        if not self._context.config.has_remote_target or state.lease is None or state.refusal is not None:
             return None
         try:
             self._reader.source_timeline = self._databases.check_source(self._context.key)
@@ -336,11 +339,10 @@ class OwnerSteps:
 
     def load(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Load the checkpoint under the lease; see what former owners left."""
-        target = self._context.target
-        if isinstance(target, OutsideTransaction):
+        if self._outside is not None:
             lease = lease_of(state)
             # Until it is done the other partitions have their turns: those that are new begin with it meanwhile.
-            if seconds := target.shut_out(self._database, lease.partition, lease.epoch):
+            if seconds := self._outside.shut_out(self._database, lease.partition, lease.epoch):
                 return outcomes.Throttled(seconds, Reason.RUNNING, "")
         try:
             loaded = self._load(state)
@@ -389,22 +391,15 @@ class OwnerSteps:
         )
         return None if pair is None else replace(found, pair=pair)
 
-    @property
-    def _remembers(self) -> bool:
-        """Whether the target has transactions of its own, in which it writes down what it delivered."""
-        target = self._context.target
-        return isinstance(target, OutsideTransaction) and target.has_own_transactions
-
     def _begin_target(self, lease: outcomes.HeldLease, stored: Checkpoint | None) -> None:
         """Tell a target with transactions of its own for whom it works from now on; None: there is no row yet."""
-        target = self._context.target
-        if not isinstance(target, OutsideTransaction):
+        if self._outside is None:
             return
         self._runner.flush_log(self._connection())  # what the target writes down outlives a crash: so must these
         moved = checkpoints.fetch_last_move(self._connection(), self._context.key)
         begun = OwnerStart(self._database, self._context.key.partition, lease.epoch, stored, moved)
         try:
-            self._context.shutdown.limited(self._timeout, partial(target.begin_owner, begun))
+            self._context.shutdown.limited(self._timeout, partial(self._outside.begin_owner, begun))
         except Interrupted as err:
             raise TransientError(
                 "the target did not say within delivery.timeout what former owners delivered; it is asked again",

@@ -50,7 +50,7 @@ class Partition(StartingUnit):
     def after_claim(self, connection: Connection) -> None:
         """Say how many partitions the resource wants, and learn how many there are."""
         config, key, membership = self._context.config, self._context.key, self._membership
-        if self._context.databases.has_remote_target:
+        if self._context.config.has_remote_target:
             # The barrier is a place of this database: it means nothing to another database's messages.
             there = partitions.fetch_count(connection, key)
             if there is not None and there != membership.asked:
@@ -197,7 +197,7 @@ class PartitionFeed(Feed):
         Asked before reading: what of it is this partition's, reading finds. Not asked where the messages are in another
         server, whose crash could take the transaction back and not what is stored of it here.
         """
-        if not self._passes_now() or self._context.databases.has_remote_target:
+        if not self._passes_now() or self._context.config.has_remote_target:
             return None
         return self._reader.messages.find_newest(self._context.databases.source.connection())
 

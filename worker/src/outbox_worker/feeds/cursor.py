@@ -166,7 +166,7 @@ class CheckpointSettling(Settling):
     def settle_with(self, state: ProcessorState, batch: Batch, pairs: Iterable[Checkpoint]) -> Settle:
         lease = lease_of(state)
         # Here, not in the transaction, which would be idle while another database is read.
-        carried = self._reader.picked(batch, pairs) if self._databases.has_remote_target else None
+        carried = self._reader.picked(batch, pairs) if self._context.config.has_remote_target else None
 
         def settle(connection: Connection, done: Batch, failed: tuple[Failure, ...]) -> outcomes.StepOutcome | None:
             if not (done.excluded or failed):

@@ -59,7 +59,7 @@ class PartitionReader:
         """Read without a barrier until one is asked for."""
         self._context = context
         self._source = context.databases.source
-        self._has_remote_target = context.databases.has_remote_target
+        self._has_remote_target = context.config.has_remote_target
         # A number that was handed over with a message must be no other message's after a crash of this server.
         self._reads_durably = self._has_remote_target or context.config.numbers_messages
         self._key = context.config.delivery.message_key

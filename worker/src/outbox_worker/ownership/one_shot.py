@@ -60,7 +60,7 @@ def run_once(settings: Settings, config: ProcessorConfig, databases: Databases) 
 def _try_claim(databases: Databases, key: ProcessorKey, status: ProcessStatus) -> tuple[ExitCode, str]:
     config, connection = databases.config, databases.target.connection()
     databases.prepare()
-    if not databases.has_remote_target:
+    if not config.has_remote_target:
         owner = identity.Owner(config.processor_id, config.resource)
         identity.check_identity(connection, config.source, key, owner)
     answer = ownership.claim(connection, key, config.resource, sweep_uids=config.sweep_uids)

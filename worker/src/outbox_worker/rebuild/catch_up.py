@@ -143,7 +143,7 @@ class CatchUp:
         context, reader = self._context, self._reader(partition)
         batch = Batch(after, end, (), count, full=True, matched_count=count, partition=partition)
         rows = reader.keyed_relation(after, end, context.config.delivery.message_key)
-        if context.databases.has_remote_target:
+        if context.config.has_remote_target:
             rows = holding.carry(context.databases.source.connection(), rows)
         delayed = holding.find_delayed(transaction.connection, rows)
         if delayed is not None:

@@ -147,8 +147,7 @@ class TransactionalKafkaSink(OutsideTransaction):
     def _make(self, unit: Unit, deadline: float) -> TransactionalProducer:
         """Make a producer, and what reads the checkpoint topic after it: they connect at the same time."""
         settings = read_broker_settings(self._directory)
-        if self._reader is None:
-            self._reader = CheckpointTopic(self._topic, settings, self._name, deadline)
+        self._open_reader(settings, deadline)
         return TransactionalProducer(settings, self._name, unit.transactional_id, self._timeout)
 
     @override
@@ -228,10 +227,14 @@ class TransactionalKafkaSink(OutsideTransaction):
 
     def _begin_reading(self, settings: BrokerSettings, deadline: float) -> CheckpointTopic:
         """Return what reads the checkpoint topic; it is kept for those that shut former producers out meanwhile."""
+        reader = self._open_reader(settings, deadline)
+        reader.begin(deadline)
+        reader.ensure(self._partitions)
+        return reader
+
+    def _open_reader(self, settings: BrokerSettings, deadline: float) -> CheckpointTopic:
         if self._reader is None:
             self._reader = CheckpointTopic(self._topic, settings, self._name, deadline)
-        self._reader.begin(deadline)
-        self._reader.ensure(self._partitions)
         return self._reader
 
     def _unit(self, start: OwnerStart) -> Unit:
