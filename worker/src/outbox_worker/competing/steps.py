@@ -237,7 +237,10 @@ class CompetingSteps:
         """Effects, and with Transactional the batch's completion: both or neither."""
 
         def finish(connection: Connection) -> outcomes.OwnershipLost | None:
-            return None if not self._transactional or self._is_completed(connection, chunk) else _LOST
+            done = not self._transactional or self._taker.complete(
+                connection, chunk.claimed, chunk.examined, chunk.matched_count
+            )
+            return None if done else _LOST
 
         return self._commit(chunk.claimed, partial(self._effects.handle, chunk), finish)
 
@@ -320,11 +323,8 @@ class CompetingSteps:
         return replace(state.sifted, settled=True) if self._settle(chunk.claimed, state.sifted) else Lost()
 
     def _complete_chunk(self, chunk: Chunk) -> Outcome:
-        return Completed(chunk.matched_count) if self._is_completed(self._target.connection(), chunk) else Lost()
-
-    def _is_completed(self, connection: Connection, chunk: Chunk) -> bool:
-        """Complete the batch up to the end of the chunk; false: it is another consumer's."""
-        return self._taker.complete(connection, chunk.claimed, chunk.examined, chunk.matched_count)
+        done = self._taker.complete(self._target.connection(), chunk.claimed, chunk.examined, chunk.matched_count)
+        return Completed(chunk.matched_count) if done else Lost()
 
     def _defer(self, state: ProcessorState) -> Outcome:
         chunk = _in_hand(state)

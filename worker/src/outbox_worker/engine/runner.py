@@ -20,8 +20,11 @@ from outbox_worker.postgres.errors import DatabaseError, translate
 from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from random import Random
 
+    from outbox_core.processor.claimed_batch import Refusal
+    from outbox_core.processor.failing import Failure
     from outbox_core.processor.state import ProcessorState
     from outbox_worker.engine.steps import StepContext, Steps
     from outbox_worker.ownership.heartbeat import Losses
@@ -186,45 +189,42 @@ class Runner:
             case outcomes.Stored() | outcomes.Completed() if state.batch is not None:
                 status.add_batch(outcome.count, time.monotonic() - self._batch_began)
                 self.context.throttle.succeed(outcome.count)
-            case outcomes.Isolated() | outcomes.HeldSorted() | outcomes.Sifted():
-                self._count_some(state, outcome)
+            case outcomes.Isolated() as some:
+                self._count_some(some.count, some.failed, more=some.batch.full, retried=False, stored=some.stored)
+            case outcomes.HeldSorted() as some:
+                self._count_some(some.handled, some.failed, more=False, retried=True)
+            case outcomes.Sifted() as some if some.settled and state.batch is not None:
+                for refused in some.refusals[-1:]:
+                    status.set_error(refused.error.detail or str(refused.error))
+                more, retried = state.batch.full, state.batch.is_retried
+                self._count_some(some.handled, some.refusals, more=more, retried=retried)
             case outcomes.Rejected():
                 status.add_refusal(int(outcome.answer))
             case outcomes.Lost():
                 status.add_refusal(int(StoreAnswer.NOT_OWNER))
             case outcomes.Failed() | outcomes.CommitUnknown():
-                status.set_error(outcome.error.detail or str(outcome.error))
-                if state.batch is not None:
-                    status.add_seconds(time.monotonic() - self._batch_began, stored=False)
-                    if state.step in HANDS_OVER:
-                        self.context.throttle.fail(outcome.error, state.batch, time.monotonic())
+                self._count_failure(state, outcome.error)
             case _:
                 pass
 
+    def _count_failure(self, state: ProcessorState, error: OutboxError) -> None:
+        self.context.status.set_error(error.detail or str(error))
+        if state.batch is not None:
+            self.context.status.add_seconds(time.monotonic() - self._batch_began, stored=False)
+            if state.step in HANDS_OVER:
+                self.context.throttle.fail(error, state.batch, time.monotonic())
+
     def _count_some(
-        self, state: ProcessorState, outcome: outcomes.Isolated | outcomes.HeldSorted | outcomes.Sifted
+        self, handled: int, failed: Sequence[Failure | Refusal], *, more: bool, retried: bool, stored: bool = True
     ) -> None:
         """Some of a batch failed: if none of it was handled, that says something of the target."""
-        more, retried, stored = False, True, True
-        match outcome:
-            case outcomes.Isolated():
-                count, keys = outcome.count, {each.key for each in outcome.failed}
-                more, retried, stored = outcome.batch.full, False, outcome.stored
-            case outcomes.HeldSorted():
-                count, keys = outcome.handled, {each.key for each in outcome.failed}
-            case outcomes.Sifted():
-                if state.batch is None or not outcome.settled:
-                    return
-                count, keys = outcome.handled, {each.key for each in outcome.refusals}
-                more, retried = state.batch.full, state.batch.is_retried
-                for refused in outcome.refusals[-1:]:
-                    self.context.status.set_error(refused.error.detail or str(refused.error))
         if stored:
-            self.context.status.add_batch(count)
-        self.context.status.add_seconds(time.monotonic() - self._batch_began, stored=count > 0)
-        if count:
-            self.context.throttle.succeed(count)
-        elif keys:
+            self.context.status.add_batch(handled)
+        self.context.status.add_seconds(time.monotonic() - self._batch_began, stored=handled > 0)
+        if handled:
+            self.context.throttle.succeed(handled)
+        elif failed:
+            keys = {each.key for each in failed}
             self.context.throttle.fail_messages(keys, time.monotonic(), more=more, retried=retried)
 
     def _tell(self, before: ProcessorState, outcome: outcomes.Outcome) -> None:
