@@ -82,11 +82,7 @@ class Settling(Protocol):
     def settle_with(self, state: ProcessorState, batch: Batch, pairs: Iterable[Checkpoint]) -> Settle:
         """Return what settles the batch in the transaction of its effects; called before that begins.
 
-        Args:
-            state: the state in which the batch is in hand.
-            batch: all of it.
-            pairs: of the messages that may have to be held.
-
+        `pairs` are those of its messages that may have to be held.
         """
 
     def places(self, batch: Batch) -> Places:
@@ -196,18 +192,10 @@ class SearchTarget(InTransaction, Protocol):
     def open_search(
         self, transaction: Any, batch: Batch, places: Places, seconds: float, *, blocks: bool
     ) -> GoOn | None:
-        """Return what goes on with a search of this batch.
+        """Return what goes on with a search of this batch; None: its parts can only be tried one by one.
 
-        Args:
-            transaction: the open one.
-            batch: that is searched.
-            places: of its messages, in order.
-            seconds: so long one call goes on, or until one message is behind.
-            blocks: later messages of a key wait behind one that failed.
-
-        Returns:
-            None: parts of this batch can only be tried one by one.
-
+        `places` are those of its messages, in order. One call goes on for so many seconds, or until one message is
+        behind. `blocks`: later messages of a key wait behind one that failed.
         """
 
 
@@ -243,15 +231,8 @@ class OutsideTransaction(AnyTarget, Protocol):
     def shut_out(self, database: str, partition: int, epoch: int) -> float:
         """Begin, or go on, to shut former owners of a partition out, and do not wait for it.
 
-        So several partitions do it at the same time, and `begin_owner` has less to wait for.
-
-        Args:
-            database: uuid of the checkpoint's database.
-            partition: that is owned.
-            epoch: of the lease.
-
-        Returns:
-            After how many seconds to call again; 0: it is done.
+        So several partitions do it at the same time, and `begin_owner` has less to wait for. Return after how many
+        seconds to call again; 0: it is done. `database` is the uuid of the checkpoint's database.
 
         Raises:
             OutboxError: it cannot be done.
@@ -272,9 +253,7 @@ class OutsideTransaction(AnyTarget, Protocol):
     def deliver(self, batch: Batch, epoch: int) -> int:
         """Hand the batch over and return when all of it is confirmed; return the messages handled.
 
-        Args:
-            batch: at least one message.
-            epoch: of the lease under which it is delivered, for the receiver's books.
+        It has at least one message. `epoch` is that of the lease under which it is delivered, for the receiver's books.
 
         Raises:
             MessagesFailedError: the receiver took all messages of the batch but those named.
@@ -298,10 +277,6 @@ class PipelinedTarget(OutsideTransaction, Protocol):
 
         `deliver` of the same batch comes later, in the order in which they were begun, unless one of them failed: what
         was begun and is not delivered is forgotten, but for what the receiver took of it.
-
-        Args:
-            batch: at least one message.
-            epoch: of the lease under which it is delivered.
 
         Raises:
             OutboxError: the receiver cannot be reached, or says that it takes nothing. Nothing begun is known any more.

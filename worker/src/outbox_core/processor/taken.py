@@ -51,11 +51,9 @@ class TakenMessages:
             taken.popitem(last=False)
 
     def conclude(self, batch: Batch, attempted: Iterable[Message], failed: Mapping[Checkpoint, HandlerError]) -> int:
-        """End an attempt that was answered for each message: none is tried again, or only those that failed.
+        """End an attempt that was answered for each message; return how many the batch has, where none failed.
 
-        Returns:
-            How many messages the batch has, where none failed.
-
+        Else only those that failed are tried again.
         """
         if failed:
             self.add(batch, (message for message in attempted if message.checkpoint not in failed))

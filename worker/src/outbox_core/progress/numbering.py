@@ -42,12 +42,9 @@ class Numbering:
 def number_batch(batch: Batch, stored: Checkpoint | None) -> Batch:
     """Count the messages of a batch as it was read; must be done before anything of it is handled.
 
-    Args:
-        batch: where the checkpoint before it has no number, its end has none.
-        stored: the checkpoint in the database, or the end of a batch that is confirmed as a whole before this one is
-            begun (`is_numbered`). Where messages between it and the batch were counted, another batch is in flight, and
-            may yet turn out to hold one that failed: the batch gets no numbers (rule 3).
-
+    `stored` is the checkpoint in the database, or the end of a batch that is confirmed as a whole before this one is
+    begun (`is_numbered`). Where messages between it and the batch were counted, another batch is in flight, and may yet
+    turn out to hold one that failed: the batch gets no numbers (rule 3).
     """
     before = batch.after.numbering
     if before is None:

@@ -8,7 +8,6 @@ transaction (AtLeastOnce), the checkpoint follows. It decides nothing: `outbox_c
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -25,7 +24,7 @@ from outbox_core.report import Reason
 from outbox_core.spec import Blocks, Guarantee
 from outbox_worker.engine.pipeline import Pipeline
 from outbox_worker.postgres.errors import DatabaseError
-from outbox_worker.postgres.transactions.savepoints import isolate
+from outbox_worker.postgres.transactions.savepoints import isolate, within
 from outbox_worker.postgres.transactions.transaction import Reached, StoreRequest
 
 if TYPE_CHECKING:
@@ -312,9 +311,9 @@ class Handling:
         unmarked = replace(transaction, mark=None)
         connection, count = transaction.connection, len(parts.places)
         first = search_failed(count) if block is None else Search(count, block)
-        until = time.monotonic() + min(seconds, self._part_seconds)
-        left = max(0.0, until - time.monotonic())
-        find_all = self._effects.open_search(transaction, parts.batch, parts.places, left, blocks=parts.blocks)
+        seconds = min(seconds, self._part_seconds)
+        in_time = within(seconds)
+        find_all = self._effects.open_search(transaction, parts.batch, parts.places, seconds, blocks=parts.blocks)
 
         def handle(begin: int, end: int) -> None:
             part = take_part(parts.batch, parts.places, begin, end, parts.find_blocked(begin, end))
@@ -323,7 +322,7 @@ class Handling:
 
         def is_enough(found: Isolated) -> bool:
             parts.note(found)
-            return time.monotonic() >= until
+            return in_time(found)
 
         def run() -> Isolated:
             return isolate(

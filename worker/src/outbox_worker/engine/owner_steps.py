@@ -327,9 +327,9 @@ class OwnerSteps:
         return outcomes.LeaseAnswered(lease)
 
     def _end_stuck_transactions(self) -> str:
-        """Let no frozen process keep what is open to us; with our own lease the heartbeat goes on with it.
+        """Let no frozen process keep what is open to us; return what our role cannot end, for people.
 
-        Returns what our role cannot end, for people.
+        With our own lease the heartbeat goes on with it.
         """
         key = self._context.key
         stuck = ownership.end_stuck_transactions(self._connection(), key, {key.partition: None})

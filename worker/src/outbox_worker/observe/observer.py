@@ -101,9 +101,7 @@ class Observer:
     def observe_source(self, connection: Connection, enough: float | None = None) -> bool:
         """Look at what waits in the source's database behind the checkpoints last seen, and at its high-water mark.
 
-        Returns:
-            Nothing waits, as far as there is a checkpoint to count from.
-
+        Say whether nothing waits, as far as there is a checkpoint to count from.
         """
         reader, bound = self._reader, self._high_water_mark
         if reader is None or bound is None:
