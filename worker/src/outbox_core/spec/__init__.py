@@ -30,7 +30,6 @@ from outbox_core.spec.delivery import (
     Retry,
     WhenExhausted,
 )
-from outbox_core.spec.rebuild import Rebuild
 from outbox_core.spec.source import (
     DEFAULT_CURSOR,
     Columns,
@@ -48,6 +47,7 @@ from outbox_core.spec.target import (
     PythonTarget,
     RabbitmqStreamTarget,
     RabbitmqTarget,
+    Rebuild,
     SqlTarget,
     Target,
     TargetKind,

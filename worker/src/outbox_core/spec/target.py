@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, get_args
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from outbox_core.spec.base import Connection, Duration, Engine, ObjectRef, SpecModel, rule, rules
+from outbox_core.spec.base import Connection, Duration, Engine, ObjectRef, ProcessorId, SpecModel, rule, rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,6 +33,32 @@ class SqlTarget(SpecModel):
             "message_type, publication_id, partition_key, data, metadata, scheduled, ordinal). ORDER BY ordinal is the "
             "order in which the processor reads; a relation has none of its own. (Engine Spark has no ordinal.)"
         )
+    )
+
+
+class Rebuild(SpecModel):
+    """A projection built anew beside the one that is read, and swapped for it."""
+
+    processor_id: ProcessorId = Field(
+        description="The processor to replace: same source, checkpoint in the same database. Both run until the swap."
+    )
+    swap_statement: Annotated[str, Field(min_length=1, max_length=65_536)] = Field(
+        description=(
+            "SQL, one or several statements, run once in the transaction of the swap: replace the view that readers "
+            "read, or rename tables. This processor's own statement goes on unchanged after it, so the names that it "
+            "writes to must stay."
+        )
+    )
+    max_lag: Annotated[int, Field(ge=0, le=100_000)] = Field(
+        1000,
+        description=(
+            "Swap when no more than so many messages lie between this checkpoint and the other one's: the transaction "
+            "of the swap handles them, while the other processor waits."
+        ),
+    )
+    hold: bool = Field(
+        False,
+        description="Catch up and keep up, but do not swap yet: look at the new tables first, then set it to false.",
     )
 
 

@@ -1,8 +1,5 @@
 """PURE: what an answer of the brokers, or of librdkafka for them, means for a message and for the target."""
 
-# The client library names the errors of its own with an underscore.
-# ruff: noqa: SLF001
-
 from __future__ import annotations
 
 import re

@@ -4,9 +4,6 @@ Partition n of the topic is that of partition n of the processor. So what a unit
 ends: no open transaction of another unit stands before it, and few records are read to find the last one.
 """
 
-# The client library names the errors of its own with an underscore.
-# ruff: noqa: SLF001
-
 from __future__ import annotations
 
 import contextlib

@@ -1,8 +1,5 @@
 """One idempotent producer. librdkafka sends in threads of its own; all callbacks run in the thread that waits here."""
 
-# The client library names the errors of its own with an underscore.
-# ruff: noqa: SLF001
-
 from __future__ import annotations
 
 import time
