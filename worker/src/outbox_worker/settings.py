@@ -91,7 +91,6 @@ def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m outbox_worker", description="Run an outbox processor, or several, until SIGTERM."
     )
-    parser.set_defaults(act=Act.RUN)
     acts = parser.add_mutually_exclusive_group()
     for act, what in (
         (Act.TRY_CLAIM, "ask for the claim once: exit 0 if ours, 10 if held"),

@@ -64,7 +64,7 @@ class Chunk(Batch):
 
 
 class RefusalAction(StrEnum):
-    """What becomes of a message that failed alone."""
+    """What becomes of a message that failed alone; when its attempts ran out, in the words of `WhenExhausted`."""
 
     RETRY = "Retry"
     DEAD_LETTER = "DeadLetter"

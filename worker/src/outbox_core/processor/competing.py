@@ -63,19 +63,10 @@ def decide_refusal(
     delay = retry.decide_retry(attempts, delivery.retry, chance, error)
     if delay is not None:
         return RefusalDecision(RefusalAction.RETRY, attempts, delay)
-    if given_up:
-        return RefusalDecision(RefusalAction.DEAD_LETTER, attempts)
-    match delivery.when_exhausted:
-        case WhenExhausted.STOP:
-            return RefusalDecision(RefusalAction.STOP, attempts)
-        case WhenExhausted.DEAD_LETTER:
-            return RefusalDecision(RefusalAction.DEAD_LETTER, attempts)
-        case WhenExhausted.SKIP:
-            return RefusalDecision(RefusalAction.SKIP, attempts)
-        case WhenExhausted.REQUEUE:
-            return RefusalDecision(RefusalAction.RETRY, 0, delivery.retry.max_backoff.total_seconds())
-        case _:
-            assert_never(delivery.when_exhausted)
+    end = WhenExhausted.DEAD_LETTER if given_up else delivery.when_exhausted
+    if end is WhenExhausted.REQUEUE:
+        return RefusalDecision(RefusalAction.RETRY, 0, delivery.retry.max_backoff.total_seconds())
+    return RefusalDecision(RefusalAction(end.value), attempts)
 
 
 def share_time(

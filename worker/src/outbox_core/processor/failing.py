@@ -108,15 +108,11 @@ def decide_passed_failure(error: OutboxError, attempt: int, delivery: Delivery, 
 
 def decide_end(error: OutboxError, attempt: int, delivery: Delivery) -> FailureDecision | None:
     """Decide about a message whose attempts ran out; None: its partition stops at it."""
-    match delivery.when_exhausted:
-        case WhenExhausted.DEAD_LETTER:
-            action = Action.DEAD_LETTER
-        case WhenExhausted.SKIP:
-            action = Action.SKIP
-        case _ if delivery.blocking is Blocks.PARTITION:
-            return None
-        case _:
-            action = Action.HOLD
+    action = Action.HOLD
+    if delivery.when_exhausted in (WhenExhausted.DEAD_LETTER, WhenExhausted.SKIP):
+        action = Action(delivery.when_exhausted.value)
+    elif delivery.blocking is Blocks.PARTITION:
+        return None
     return build_decision(action, error, attempt, blocks=delivery.blocking is Blocks.KEY)
 
 
