@@ -49,7 +49,6 @@ class Breaker:
     """The state of one breaker.
 
     Attributes:
-        phase: what is let through.
         faults: failures of the target as a whole since something was handled.
         keys: of fresh messages that failed since then.
         at: when a fresh message last failed.

@@ -34,13 +34,8 @@ class Place:
 class Places:
     """Where the messages of a batch are, with their keys, in order.
 
-    In columns, because only those of which something comes are looked at one by one.
-
-    Attributes:
-        transaction_ids: as text, as they travel.
-        positions: as many.
-        keys: as many.
-
+    In columns, because only those of which something comes are looked at one by one; transaction ids are text, as they
+    travel.
     """
 
     transaction_ids: Sequence[str] = ()

@@ -51,7 +51,6 @@ class PartitionOwners:
     """What one process sees of the partitioning of a processor.
 
     Attributes:
-        count: partitions.
         members: live processes, the oldest first.
         owners: for each partition that has a live owner, its token; members or not (a process that is leaving).
 

@@ -47,10 +47,8 @@ class FailureDecision:
     """What becomes of a message.
 
     Attributes:
-        action: held, dead or skipped.
         attempts: failed ones, this one included.
         error_class: the most telling name of the error.
-        error: what people read.
         wait: seconds until it is tried again; None: not until a person says so.
         blocks: later messages of its key wait behind it.
 

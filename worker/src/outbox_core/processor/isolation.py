@@ -28,7 +28,6 @@ class Search:
     """How far a batch was tried.
 
     Attributes:
-        count: messages in the batch.
         block: most messages that are tried at once.
         at: so many are behind: they were handled, or failed alone.
         failing_before: among the messages from `at` to before this one is one that fails; None: not known of any.

@@ -114,7 +114,6 @@ class Fetched:
     """The outbox was read.
 
     Attributes:
-        batch: what was found.
         at_once: how far it was examined is stored now, although there is nothing to handle.
         is_last: the worker is to stop, and this batch is to be handled in the same step: after it the loop ends.
 
@@ -130,7 +129,6 @@ class Delivered:
     """AtLeastOnce: the batch's effects are done, its checkpoint is not stored yet.
 
     Attributes:
-        count: of messages handled.
         following: the batches behind it that the target began to take meanwhile, in order.
 
     """
@@ -160,7 +158,6 @@ class Isolated:
     Attributes:
         batch: what of it was tried; those that wait behind what failed are excluded.
         failed: the messages that failed alone, and what becomes of them.
-        count: messages handled.
         next_block: how many to try at once next time.
         stored: the checkpoint and what becomes of those is committed with the effects; else that is still to be done.
 

@@ -118,7 +118,6 @@ class Stopped:
 
     Attributes:
         place: of the message, as a person names it; None: not known.
-        message: what people are told.
         pair: the checkpoint before it; None in mode Competing.
         unnamed: the batch of that one message, where looking up its place failed.
 

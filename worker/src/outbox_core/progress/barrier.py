@@ -31,7 +31,6 @@ class Partitioning:
     """How a processor is partitioned in the database.
 
     Attributes:
-        count: partitions.
         by: the key, in `describe_key`'s words.
         next_count: what it changes to; None: it stays.
         barrier: the barrier of that change; `snapshot_barrier` for the cursor Snapshot, None while it is not drawn.

@@ -199,7 +199,6 @@ class TargetKind:
     `outbox_worker.targets.<name>` with a function `build(target, config, settings)`, imported only where it is used.
 
     Attributes:
-        engines: that know it.
         transactional: its effects commit with the checkpoint, else they happen outside the database: AtLeastOnce.
         own_transactions: outside the database, but able to be Transactional by transactions of its own, where that is
             asked for: what was published is written down in them, and the checkpoint follows.

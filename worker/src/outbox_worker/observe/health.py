@@ -59,7 +59,6 @@ class Access:
 
     Attributes:
         key: of the resource; empty: none was mounted.
-        pod_uid: this pod's.
         metrics_hash: SHA-256 of the token that may read /metrics, in hexadecimal; empty: no token may.
 
     """

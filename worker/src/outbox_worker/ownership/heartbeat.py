@@ -23,7 +23,6 @@ from outbox_worker.postgres.ownership import leases as calls
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from outbox_core.processor.claimed_batch import ClaimedBatch
     from outbox_core.processor.outcomes import HeldLease
     from outbox_core.processor.state import ProcessorState
     from outbox_worker.engine.steps import StepContext
@@ -59,9 +58,11 @@ class Ownership:
     def __init__(self, lease_seconds: float) -> None:
         self._lock = threading.Lock()
         self._lease_seconds = lease_seconds
-        self._lease: HeldLease | None = None
+        self.lease: HeldLease | None = None
+        """The lease held, lost or not."""
         self._renewed = 0.0
-        self._claimed = False
+        self.claimed = False
+        """The claim was granted to this process and not given back by it."""
         self._lease_lost: str | None = None
         self._claim_lost: str | None = None
         self._busy: Connection | None = None
@@ -74,64 +75,42 @@ class Ownership:
     def note_claim(self) -> None:
         """Remember that the claim is ours: from now on the heartbeat says so again."""
         with self._lock:
-            self._claimed, self._claim_lost = True, None
+            self.claimed, self._claim_lost = True, None
 
     def note_lease(self, lease: HeldLease) -> None:
         """Remember that the lease is ours."""
         with self._lock:
-            self._lease, self._renewed, self._lease_lost = lease, time.monotonic(), None
+            self.lease, self._renewed, self._lease_lost = lease, time.monotonic(), None
             self._given_back = False
 
     def note_renewal(self, lease: HeldLease) -> None:
         """Remember when the lease was last renewed."""
         with self._lock:
-            if self._lease == lease:
+            if self.lease == lease:
                 self._renewed = time.monotonic()
 
     def drop_lease(self) -> None:
         """Forget the lease: it was given back, or lost."""
         with self._lock:
-            self._lease = self._lease_lost = None
+            self.lease = self._lease_lost = None
             self._given_back = False
 
     def drop_claim(self) -> None:
         """Forget the claim."""
         with self._lock:
-            self._claimed, self._claim_lost = False, None
+            self.claimed, self._claim_lost = False, None
 
     def lose_lease(self, lease: HeldLease, why: str) -> None:
         """The database said that this lease is not ours any more."""
         with self._lock:
-            if self._lease == lease:
+            if self.lease == lease:
                 self._lease_lost = why
 
     def lose_claim(self, why: str) -> None:
         """The database said that the claim is another's."""
         with self._lock:
-            if self._claimed:
+            if self.claimed:
                 self._claim_lost = why
-
-    @property
-    def batch(self) -> ClaimedBatch | None:
-        """The batch that this process believes to be its own, in mode Competing."""
-        return None if self.decided is None else self.decided.claimed
-
-    @property
-    def joined(self) -> bool:
-        """This process is a consumer, in mode Competing: it was not refused, and its target can work."""
-        return self.decided is not None and self.decided.joined
-
-    @property
-    def lease(self) -> HeldLease | None:
-        """The lease held, lost or not."""
-        with self._lock:
-            return self._lease
-
-    @property
-    def claimed(self) -> bool:
-        """The claim was granted to this process and not given back by it."""
-        with self._lock:
-            return self._claimed
 
     @property
     def losses(self) -> Losses:
@@ -147,7 +126,7 @@ class Ownership:
 
     def _find_losses(self) -> Losses:
         lease = self._lease_lost
-        if lease is None and self._lease is not None:
+        if lease is None and self.lease is not None:
             silent = time.monotonic() - self._renewed
             if silent > self._lease_seconds:
                 lease = f"the lease was not renewed for {silent:.0f} s"
@@ -157,7 +136,7 @@ class Ownership:
         """Take the lease from a partition that rests; the caller releases it. False: it is in use, or another's."""
         with self._lock:
             rests = self.decided is not None and self.decided is not self._begun and self.decided.rests
-            if not rests or self._given_back or self._lease != lease:
+            if not rests or self._given_back or self.lease != lease:
                 return False
             self._given_back, self._lease_lost = True, "another replica shall own the partition"
             return True

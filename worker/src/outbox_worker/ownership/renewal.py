@@ -159,10 +159,11 @@ class BatchRenewal(Renewal):
 
     @override
     def renew(self, connection: Connection) -> bool:
-        if not (self._ownership.claimed and self._ownership.joined):
+        decided = self._ownership.decided
+        if not self._ownership.claimed or decided is None or not decided.joined:
             return False
-        if (batch := self._ownership.batch) is not None:
-            self._consumer.taker.renew(connection, batch)
+        if decided.claimed is not None:
+            self._consumer.taker.renew(connection, decided.claimed)
         self._consumer.renew_membership(connection)
         return False  # a batch that was lost is noticed when it is completed
 

@@ -46,7 +46,6 @@ class PartitionPlan:
 
     Attributes:
         cursor: up to there everything is examined; at or behind what is stored.
-        stored: what the database has.
         counts: messages in each range of the plan, as far as they were counted.
 
     """

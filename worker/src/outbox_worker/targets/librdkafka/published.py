@@ -32,7 +32,6 @@ class Unit:
 
     Attributes:
         database: uuid of the checkpoint's database.
-        processor_id: the processor.
         partition: 0 where the processor is not partitioned.
 
     """
