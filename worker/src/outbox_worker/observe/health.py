@@ -132,7 +132,7 @@ class HealthServer:
         self._progress = progress
         host, port = address
         try:
-            self._server = _Server(address, self._handler())
+            self._server = _Server(address, self)
         except OSError as err:
             where = f" of {host}" if host else ""
             raise ConfigurationError(
@@ -206,57 +206,54 @@ class HealthServer:
             status.intent = intent
         return HTTPStatus.OK, "application/json", json.dumps({"intent": intent.value}).encode()
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        health = self
 
-        class Handler(BaseHTTPRequestHandler):
-            """One request."""
+class _Handler(BaseHTTPRequestHandler):
+    """One request."""
 
-            timeout = _SLOWEST_CLIENT
-            server_version = "outbox"
-            sys_version = ""
+    server: _Server
+    timeout = _SLOWEST_CLIENT
+    server_version = "outbox"
+    sys_version = ""
 
-            def do_GET(self) -> None:
-                """Answer from memory."""
-                self._answer(b"")
+    def do_GET(self) -> None:
+        """Answer from memory."""
+        self._answer(b"")
 
-            def do_POST(self) -> None:
-                """Take an intent."""
-                length = self.headers.get("Content-Length", "")
-                if not length.isdecimal() or int(length) > _LARGEST_BODY:
-                    self._send(HTTPStatus.BAD_REQUEST, "text/plain", b"a short body with Content-Length, please\n")
-                    return
-                self._answer(self.rfile.read(int(length)))
+    def do_POST(self) -> None:
+        """Take an intent."""
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > _LARGEST_BODY:
+            self._send(HTTPStatus.BAD_REQUEST, "text/plain", b"a short body with Content-Length, please\n")
+            return
+        self._answer(self.rfile.read(int(length)))
 
-            def _answer(self, body: bytes) -> None:
-                scheme, _, token = self.headers.get("Authorization", "").partition(" ")
-                question = Question(
-                    method=self.command,
-                    path=self.path.partition("?")[0],
-                    client=self.client_address[0],
-                    body=body,
-                    nonce=self.headers.get(NONCE_HEADER, ""),
-                    signature=self.headers.get(SIGNATURE_HEADER, ""),
-                    token=token.strip() if scheme.lower() == "bearer" else "",
-                )
-                self._send(*health.answer(question))
+    def _answer(self, body: bytes) -> None:
+        scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+        question = Question(
+            method=self.command,
+            path=self.path.partition("?")[0],
+            client=self.client_address[0],
+            body=body,
+            nonce=self.headers.get(NONCE_HEADER, ""),
+            signature=self.headers.get(SIGNATURE_HEADER, ""),
+            token=token.strip() if scheme.lower() == "bearer" else "",
+        )
+        self._send(*self.server.health.answer(question))
 
-            def _send(self, status: HTTPStatus, content_type: str, body: bytes, signature: str | None = None) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", content_type)
-                self.send_header("Content-Length", str(len(body)))
-                if signature is not None:
-                    self.send_header(SIGNATURE_HEADER, signature)
-                if status == HTTPStatus.UNAUTHORIZED:
-                    self.send_header("WWW-Authenticate", "Bearer")
-                self.end_headers()
-                self.wfile.write(body)
+    def _send(self, status: HTTPStatus, content_type: str, body: bytes, signature: str | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        if signature is not None:
+            self.send_header(SIGNATURE_HEADER, signature)
+        if status == HTTPStatus.UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", "Bearer")
+        self.end_headers()
+        self.wfile.write(body)
 
-            @override
-            def log_message(self, format: str, *args: object) -> None:
-                """Probes are not news."""
-
-        return Handler
+    @override
+    def log_message(self, format: str, *args: object) -> None:
+        """Probes are not news."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -264,10 +261,11 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_address = True
     address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, address: tuple[str, int], health: HealthServer) -> None:
+        self.health = health
         if address[0]:
             self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
-        super().__init__(address, handler)
+        super().__init__(address, _Handler)
 
     @override
     def server_bind(self) -> None:
