@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 from outbox_core import retry
 from outbox_core.errors import MessagesFailedError
-from outbox_core.processor import competing, failing, outcomes, refusals, stopping
+from outbox_core.processor import competing, failing, outcomes, stopping
 from outbox_core.processor.holding import after_held_failure, after_holding, or_held, with_newly_held
 from outbox_core.processor.isolation import decide_block
 from outbox_core.processor.state import HANDS_OVER, SETTLED_LOOKS, Policy, ProcessorState, Step, without_ownership
@@ -74,7 +74,7 @@ def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy che
         case outcomes.ClaimAnswered():
             return _after_claim(state, outcome, now, chance)
         case outcomes.Reviewed():
-            return refusals.after_review(state, outcome, now)
+            return stopping.after_review(state, outcome, now)
         case outcomes.TargetReady():
             return state._replace(step=Step.LOAD if policy.is_consumer else Step.ACQUIRE, due=now)
         case outcomes.LeaseAnswered():
@@ -91,14 +91,14 @@ def _decide(  # noqa: C901, PLR0911, PLR0912 - a case for each outcome; mypy che
         case outcomes.Isolated():
             return _after_isolation(state, outcome, now, policy)
         case outcomes.Rejected():
-            return refusals.after_refusal(state, outcome, now)
+            return stopping.after_refusal(state, outcome, now)
         case outcomes.CommitUnknown():
             return _after_lost_transaction(state, outcome, now)
         case outcomes.NotCommitted():
             wait = retry.infrastructure_backoff(state.failures, policy.delivery.retry, chance)
             return _after_rollback(state, now + wait)
         case outcomes.Recorded():
-            return refusals.after_record(state, outcome, now)
+            return stopping.after_record(state, outcome, now)
         case outcomes.Throttled():
             return _throttled(state, outcome, now)
         case outcomes.Decision():
