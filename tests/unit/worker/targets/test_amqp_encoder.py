@@ -176,7 +176,7 @@ def test_what_is_kept_of_one_message_is_not_taken_for_another() -> None:
 
 @pytest.mark.parametrize("kept", ["sizes", "keys", "shapes"])
 def test_no_more_is_kept_than_is_useful(kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amqp_encoder, "_KEPT", 3)
+    monkeypatch.setattr(amqp_encoder, "KEPT", 3)
     used = encoder(routingKey="{partitionKey}")
     changed: dict[str, Any] = {"sizes": "data", "keys": "partition_key", "shapes": "message_id"}
     sent = [message(**{changed[kept]: "x" * number}) for number in range(1, 20)]

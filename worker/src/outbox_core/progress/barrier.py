@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from outbox_core.message import Message
 
-_NAMED: Final = 3
+NAMED: Final = 3
 """Partitions that are named one by one; of more, only the numbers."""
 
 
@@ -121,8 +121,8 @@ def describe_change(
     count = partitioning.count
     there = f"{count - len(waiting)} of {count} at the barrier"
     text = f"changing partitions {count} -> {partitioning.next_count}: {there}"
-    named = [_describe(obstacle) for obstacle in obstacles[:_NAMED]]
-    known = {obstacle.partition for obstacle in obstacles[:_NAMED]}
+    named = [_describe(obstacle) for obstacle in obstacles[:NAMED]]
+    known = {obstacle.partition for obstacle in obstacles[:NAMED]}
     others = [str(number) for number in waiting if number not in known]
     if others:
         named.append(f"partition{'s' if len(others) > 1 else ''} {', '.join(others)}")

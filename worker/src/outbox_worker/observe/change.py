@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from outbox_core.progress.barrier import Obstacle, describe_change, find_waiting, key_of, parse_key
+from outbox_core.progress.barrier import NAMED, Obstacle, describe_change, find_waiting, key_of, parse_key
 from outbox_core.report import PartitioningView
 from outbox_core.spec import Partitions
 from outbox_worker.postgres.ownership import rebalance
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from outbox_core.spec import Source
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
-
-_NAMED: Final = 3
-"""Partitions of which the next message is looked up."""
 
 
 def look_at_change(
@@ -36,7 +33,7 @@ def look_at_change(
     waiting = find_waiting(now, stored)
     obstacles = rebalance.fetch_obstacles(connection, key)
     told = {obstacle.partition for obstacle in obstacles}
-    for number in [number for number in waiting if number not in told and number in stored][:_NAMED]:
+    for number in [number for number in waiting if number not in told and number in stored][:NAMED]:
         if now.barrier is None:
             break
         batch = part_reader(source, now, number).fetch(connection, stored[number], 1)

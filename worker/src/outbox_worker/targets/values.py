@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from outbox_core.message import Message
     from outbox_core.spec import PartitionKey
 
+KEPT: Final = 10_000
+"""Shapes, kinds and sizes of messages of which an encoder keeps what it encoded."""
 PLACEHOLDER: Final = re.compile(r"\{(\w*)\}")
 """What stands for a value of the row."""
 TRACE_HEADERS: Final = {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from pamqp import commands, encode, frame
 
 from outbox_core.errors import HandlerError
-from outbox_worker.targets.values import PLACEHOLDER, build_refusal, characters, fill_template, read_trace, utf8
+from outbox_worker.targets.values import KEPT, PLACEHOLDER, build_refusal, characters, fill_template, read_trace, utf8
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,8 +32,6 @@ _WINDOW: Final = 65_536
 """Bytes encoded before they are written: the broker works while the next ones are encoded."""
 _SHORT: Final = 255
 """Bytes that AMQP's short strings hold."""
-_KEPT: Final = 10_000
-"""Shapes, sizes and routing keys of which what was encoded is kept."""
 _FRAME: Final = Struct(">BHI")
 _FRAME_END: Final = "\xce"
 _FRAME_OVERHEAD: Final = _FRAME.size + len(_FRAME_END)
@@ -162,7 +160,7 @@ class MessageEncoder:
             raise build_refusal(
                 message, f"its headers are longer than the {self._step} bytes of the broker's frame_max"
             )
-        if len(self._layouts) >= _KEPT:
+        if len(self._layouts) >= KEPT:
             self._layouts.clear()
         before = characters(_BEGINNING.pack(_HEADER_FRAME, CHANNEL, size, _BASIC, 0))
         properties = f"{characters(_FLAGS.pack(flags))}{content_type}{_long(headers)}{of_place}"
@@ -173,7 +171,7 @@ class MessageEncoder:
 
         Those are empty where it has no frame, or several.
         """
-        if len(self._sizes) >= _KEPT:
+        if len(self._sizes) >= KEPT:
             self._sizes.clear()
         total = characters(_LONG_LONG.pack(size))
         one = (_begin_body(size), _FRAME_END) if 0 < size <= self._step else ("", "")
@@ -192,7 +190,7 @@ class MessageEncoder:
         key = fill_template(self._target.routing_key, message, field=field, without_key="")
         if len(key.encode()) > _SHORT:
             raise build_refusal(message, f"its routing key is longer than the {_SHORT} bytes that AMQP allows")
-        if len(self._methods) >= _KEPT:
+        if len(self._methods) >= KEPT:
             self._methods.clear()
         return self._methods.setdefault(of, self._encode_method(key))
 

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from outbox_core.progress.barrier import key_of
-from outbox_worker.targets.values import build_refusal, fill_template, read_trace
+from outbox_worker.targets.values import KEPT, build_refusal, fill_template, read_trace
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -23,8 +23,6 @@ _OVERHEAD: Final = 64
 _NEW: Final = tuple.__new__
 _NAME: Final = 30
 """Bytes that the name of a header and the lengths around it take at most."""
-_KEPT: Final = 10_000
-"""Types and publications of which the headers are kept."""
 
 
 class Record(NamedTuple):
@@ -94,7 +92,7 @@ class RecordBuilder:
         texts += [(header, text) for header, text in of_row if text is not None]
         headers: Headers = [*texts]
         size = _OVERHEAD + 2 * _NAME + sum(_NAME + _size(text) for _, text in texts)
-        if len(self._kinds) >= _KEPT:
+        if len(self._kinds) >= KEPT:
             self._kinds.clear()
         return self._kinds.setdefault((kind, publication), (headers, size))
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from struct import Struct
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from outbox_worker.targets.values import characters, read_trace, utf8
+from outbox_worker.targets.values import KEPT, characters, read_trace, utf8
 
 if TYPE_CHECKING:
     from outbox_core.message import Message
@@ -36,8 +36,6 @@ _BYTE_LENGTH: Final = 256
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _PAIR: Final = 2
-_KEPT: Final = 10_000
-"""Shapes of which what was encoded is kept."""
 
 _Shape: TypeAlias = tuple[str | None, str | None, int, int | None, int, int, int, bool, bool]
 """What of a message decides what stands between its values: type, publication, lengths of place, key and id, number and
@@ -127,6 +125,6 @@ class StreamEncoder:
         size = len(placed) + place_size + len(named) + (key_size or 0) + trace_size
         count = 4 + (publication is not None) + is_tombstone + (key_size is not None) + traced
         owned = _APPLICATION_PROPERTIES + _begin_compound(_MAP, count * _PAIR, size) + placed
-        if len(self._layouts) >= _KEPT:
+        if len(self._layouts) >= KEPT:
             self._layouts.clear()
         return self._layouts.setdefault(shape, (before, dated, owned, named))
