@@ -132,6 +132,7 @@ def read_other_version(model: type[_Model], document: Mapping[str, Any]) -> tupl
 
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 ProcessorId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.:/]*)$")]
+ModuleName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
 SqlIdentifier = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[^%]*$")]
 """A name of PostgreSQL's. The driver reads a per cent sign in a statement as a placeholder."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from outbox_core.spec.base import Duration, ObjectName, ObjectRef, SpecModel, rule, rules
+from outbox_core.spec.base import Duration, ModuleName, ObjectName, ObjectRef, SpecModel, rule, rules
 
 SAID_BY_FIELDS: Final = ("spark.executor.instances", "spark.executor.cores", "spark.executor.memory")
 """Settings that the fields of `spark.executor` say."""
@@ -22,9 +22,7 @@ SAID_BY_OPERATOR: Final = (
 class Application(SpecModel):
     """A user's PySpark code."""
 
-    module: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")] = Field(
-        description="Module to import, from the ConfigMap or the image."
-    )
+    module: ModuleName = Field(description="Module to import, from the ConfigMap or the image.")
     config_map_ref: ObjectRef | None = Field(
         None, description="ConfigMap whose keys are Python files. Absent: the image has the module."
     )

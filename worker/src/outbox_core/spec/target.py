@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, get_args
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from outbox_core.spec.base import Connection, Duration, Engine, ObjectRef, ProcessorId, SpecModel, rule, rules
+from outbox_core.spec.base import (
+    Connection,
+    Duration,
+    Engine,
+    ModuleName,
+    ObjectRef,
+    ProcessorId,
+    SpecModel,
+    rule,
+    rules,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -66,9 +76,7 @@ class PythonTarget(SpecModel):
     """A Python function called once for every batch."""
 
     connection: Connection | None = Field(None, description=_ELSEWHERE)
-    module: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")] = Field(
-        description="Module to import, from the ConfigMap or the image."
-    )
+    module: ModuleName = Field(description="Module to import, from the ConfigMap or the image.")
     function: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_]\w*$")] = Field(
         "handle",
         description="Function called as function(batch, connection): the batch and the transaction's connection.",
