@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.spec import Engine
-from outbox_operator.api.naming import label_decision, selector_of, shared_label
+from outbox_operator.api.naming import label_decision, pods_label, selector_of
 from outbox_operator.api.observed import Observed, Role
 from outbox_operator.api.reasons import Reason
 from outbox_operator.api.status import ProcessorStatus
@@ -136,10 +136,8 @@ def build_status(facts: Facts, result: PolicyResult, replicas: int, now: datetim
 
 def _select_pods(processor: Processor) -> str:
     """Select the pods that run a resource, others among them."""
-    group = processor.spec.worker.shared
     role = Role.WORKER if processor.spec.engine is Engine.WORKER else Role.DRIVER
-    labels = selector_of(processor.name if group is None else shared_label(group), role)
-    return ",".join(f"{label}={value}" for label, value in labels.items())
+    return ",".join(f"{label}={value}" for label, value in selector_of(pods_label(processor), role).items())
 
 
 _ASKING: Final = frozenset({OwnershipState.REFUSED, OwnershipState.TRYING})

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 
 from outbox_core.proof import NONCE_HEADER, SIGNATURE_HEADER, is_same, sign_answer, sign_question
-from outbox_operator.api.naming import SHARED_PREFIX, shared_id, shared_name
+from outbox_operator.api.naming import shared_id, shared_name
 from outbox_operator.api.observed import RUNNERS
 from outbox_operator.decision.reachability import (
     Cause,
@@ -186,8 +186,7 @@ class Reporters:
         """Find for whom a pod's key was made: its name, and what the key is derived of; None: it is gone."""
         if is_shared(pod):
             namespace, label = key_of(pod)
-            group = label.removeprefix(SHARED_PREFIX)
-            return shared_name(group), shared_id(namespace, group)
+            return shared_name(label), shared_id(namespace, label)
         resource = self._store.resource(key_of(pod))
         return None if resource is None else (resource["metadata"]["name"], _uid(resource))
 
