@@ -174,8 +174,7 @@ class Spark(SparkPlan):
 
     def plan(self) -> SparkPlan:
         """Reduce to what the driver process must know."""
-        fields = {name: getattr(self, name) for name in SparkPlan.model_fields}
-        return SparkPlan(**fields)
+        return SparkPlan(**{name: getattr(self, name) for name in SparkPlan.model_fields})
 
 
 _HAS_TARGET: Final = "has(self.target)"

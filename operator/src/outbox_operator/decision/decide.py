@@ -109,10 +109,8 @@ def decide(observed: Observed, now: datetime) -> Decision:
 
 def build_status(facts: Facts, result: PolicyResult, replicas: int, now: datetime) -> ProcessorStatus:
     """Build the whole status."""
-    observed = facts.observed
-    lead = facts.lead
+    observed, previous, lead = facts.observed, facts.observed.previous, facts.lead
     answers = build_conditions(facts, result, replicas)
-    previous = observed.previous
     running = [pod for pod in observed.runners if pod.phase == "Running"]
     return ProcessorStatus(
         observed_generation=observed.processor.generation,
