@@ -99,17 +99,7 @@ def role_of(body: dict[str, Any]) -> Role | None:
 def view_pod(
     body: dict[str, Any], role: Role, *, report: Report | None, reachable: bool, notes: Sequence[str], now: datetime
 ) -> PodView:
-    """Build a pod's view.
-
-    Args:
-        body: the pod.
-        role: what it is for.
-        report: the latest answer of its process.
-        reachable: whether the latest question was answered.
-        notes: messages of the pod's warning Events.
-        now: the time.
-
-    """
+    """Build a pod's view; `notes` are the messages of its warning Events."""
     meta, status = body["metadata"], body.get("status") or {}
     ends = (_end_of(each) for each in status.get("containerStatuses") or () if each.get("name") in _OURS)
     ended = next((end for end in ends if end is not None), {})

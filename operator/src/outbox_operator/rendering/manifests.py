@@ -189,15 +189,7 @@ def build_owned(
 ) -> list[dict[str, Any]]:
     """Build all that shall exist for a resource, in the order in which it is made.
 
-    Args:
-        processor: the resource.
-        images: for what names none.
-        replicas: pods that handle messages.
-        resolution: a person's decision that pods shall carry out.
-        sweep_uids: claims that may be replaced.
-        last_decision: hash of the former decision, which stays on the pods: to forget it is no reason to replace them.
-        rollout: which pod template the workload has; None: as the spec asks for now.
-
+    `last_decision` is the hash of the former one, which stays on the pods: to forget it is no reason to replace them.
     """
     if processor.spec.worker.shared is not None:
         return []  # `shared.py` makes what it shares

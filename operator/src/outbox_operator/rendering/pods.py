@@ -282,13 +282,7 @@ def build_job_pod(
 ) -> dict[str, Any]:
     """Build the pod of a short-lived job of the worker image; also for a Spark processor.
 
-    Args:
-        processor: the resource.
-        images: for what names none.
-        role: what the job is for.
-        arguments: of the worker.
-        config: processor.json, which the pod carries itself.
-
+    The pod carries its `config`, processor.json, itself.
     """
     mounts = Mounts()
     carried = {"path": CONFIG_KEY, "fieldRef": {"fieldPath": f"metadata.annotations['{CONFIG_ANNOTATION}']"}}

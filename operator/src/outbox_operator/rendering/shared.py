@@ -37,20 +37,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a resource wants in the pods that it shares.
-
-    Attributes:
-        replicas: pods; 0: it is left out of them.
-        created: when the resource was.
-        decision: hash of a person's decision about a conflict, the present one or the last.
-
-    """
+    """What a resource wants in the pods that it shares; with 0 replicas it is left out of them."""
 
     processor: Processor
     replicas: int
     resolution: Resolution | None = None
     sweep_uids: tuple[str, ...] = ()
     decision: str = ""
+    """Hash of a person's decision about a conflict, the present one or the last."""
     created: datetime = field(kw_only=True)
 
 
