@@ -287,16 +287,13 @@ def update_conditions(
 
 def link_runbook(conditions: list[dict[str, Any]], runbook: str) -> list[dict[str, Any]]:
     """End the message of each condition that tells of trouble with the runbook's section about its reason."""
-    return [
-        {**each, "message": _with_link(each["message"], f"see {runbook}#{each['reason'].lower()}")}
-        if each["status"] in TROUBLE.get(each["type"], ()) and each["reason"] not in IN_FLIGHT
-        else each
-        for each in conditions
-    ]
-
-
-def _with_link(message: str, link: str) -> str:
-    return f"{shorten(message, MAX_MESSAGE - len(link) - 2)}; {link}" if message else link
+    linked = []
+    for each in conditions:
+        message, link = each["message"], f"see {runbook}#{each['reason'].lower()}"
+        if each["status"] in TROUBLE.get(each["type"], ()) and each["reason"] not in IN_FLIGHT:
+            message = f"{shorten(message, MAX_MESSAGE - len(link) - 2)}; {link}" if message else link
+        linked.append({**each, "message": message})
+    return linked
 
 
 def shorten(text: str, limit: int = MAX_MESSAGE) -> str:

@@ -106,11 +106,14 @@ class Observer:
         key = key_of(body)
         labelled = [(pod, role) for pod in self._store.children(key, "Pod") if (role := role_of(pod)) is not None]
         pods = [await self._pod(pod, role, processor) for pod, role in labelled if is_own(pod, self._store)]
-        pods += [await self._shared_pod(pod, processor) for pod in self._find_shared(processor)]
+        # Also those that were made to run it before it moved away from them.
+        shared = [pod for pod in self._store.shared_pods(processor.namespace) if is_own(pod, self._store)]
+        pods += [await self._shared_pod(pod, processor) for pod in shared if _runs(pod, processor.name, processor.uid)]
         own_jobs = [job for job in self._store.children(key, "Job") if is_own(job, self._store)]
         jobs = [view_job(job) for job in own_jobs if role_of(job) is not None]
         holder_gone = await self._holder_gone(previous)
-        siblings = self._siblings(processor)
+        namesakes = self._store.with_processor_id(processor.processor_id)
+        siblings = tuple(_view_sibling(each) for each in namesakes if each["metadata"]["uid"] != processor.uid)
         intent_hash, origin, image = self._describe_asked(processor)
         # Nothing is awaited from here to the decision: a slot that is free now is taken by one resource.
         return Observed(
@@ -158,11 +161,6 @@ class Observer:
         asked = template["metadata"]["labels"][TEMPLATE_LABEL]
         return asked, build_origin(processor, self._images, template), image_of(template)
 
-    def _find_shared(self, processor: Processor) -> list[Body]:
-        """Find the shared pods that were made to run a resource, also where it has moved away from them."""
-        pods = self._store.shared_pods(processor.namespace)
-        return [pod for pod in pods if is_own(pod, self._store) and _runs(pod, processor.name, processor.uid)]
-
     async def _shared_pod(self, pod: Body, processor: Processor) -> PodView:
         """View a shared pod as one of the resource."""
         part = read_parts(pod["metadata"])[processor.name]
@@ -174,9 +172,13 @@ class Observer:
         heard = self._reporters.heard(pod)
         waits = seconds_since(meta["creationTimestamp"]) > PATIENCE and is_waiting(pod)
         notes = await self._notes(meta["namespace"], meta["uid"]) if waits else []
-        report = heard.reports.get(processor.name)
-        view = view_pod(pod, role, report=report, reachable=heard.reachable, notes=notes, now=datetime.now(UTC))
-        return replace(view, unreachable_message=heard.unreachable_message)
+        view = view_pod(pod, role, notes, datetime.now(UTC))
+        return replace(
+            view,
+            report=heard.reports.get(processor.name),
+            reachable=heard.reachable,
+            unreachable_message=heard.unreachable_message,
+        )
 
     def _is_foreign(self, pod: Body, role: Role, processor: Processor) -> bool:
         """Tell whether a pod that lives was not made for the resource; nothing owns the pod of a release job."""
@@ -203,10 +205,6 @@ class Observer:
         events = [event for event in events if event.get("reason") != "Unhealthy"]
         events.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", reverse=True)
         return [event.get("message", "") for event in events]
-
-    def _siblings(self, processor: Processor) -> tuple[Sibling, ...]:
-        others = self._store.with_processor_id(processor.processor_id)
-        return tuple(_view_sibling(body) for body in others if body["metadata"]["uid"] != processor.uid)
 
     def _is_successor_missing(self, processor: Processor, siblings: tuple[Sibling, ...]) -> bool:
         to = processor.successor
