@@ -80,18 +80,14 @@ class PodView:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a pod template was rendered for: what of it is another tells who asks for other pods.
-
-    Attributes:
-        generation: of the resource.
-        spec: hash of all in the spec but what changes no pod (`suspend`, `handOverTo`, the number of replicas).
-        installation: hash of what comes with the operator: the image of resources that name none, keys, clusterId.
-
-    """
+    """What a pod template was rendered for: what of it is another tells who asks for other pods."""
 
     generation: int = 0
+    """Of the resource."""
     spec: str = ""
+    """Hash of all in the spec but what changes no pod (`suspend`, `handOverTo`, the number of replicas)."""
     installation: str = ""
+    """Hash of what comes with the operator: the image of resources that name none, keys, clusterId."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,22 +100,18 @@ def only(allowed: bool | int | str) -> Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Fields(Shape):
-    """An object.
-
-    Attributes:
-        allowed: its fields with their shapes; None allows anything there.
-        instead: what to do in place of a field that is not allowed; the others are to be removed.
-        required: fields that must be there, with what to set.
-        closed: whether fields that are not listed are refused.
-        nullable: whether null may stand for it: it removes what the operator set.
-
-    """
+    """An object."""
 
     allowed: Mapping[str, Shape | None]
+    """Its fields with their shapes; None allows anything there."""
     instead: Mapping[str, str] = field(default_factory=dict)
+    """What to do in place of a field that is not allowed; the others are to be removed."""
     required: Mapping[str, str] = field(default_factory=dict)
+    """Fields that must be there, with what to set."""
     closed: bool = True
+    """Whether fields that are not listed are refused."""
     nullable: bool = False
+    """Whether null may stand for it: it removes what the operator set."""
 
     @override
     def violations(self, value: Any, path: str, scope: Scope) -> Iterator[str]:

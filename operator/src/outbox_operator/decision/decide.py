@@ -10,7 +10,7 @@ Unknown is never zero: a pod that does not answer scales nothing down.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -51,35 +51,29 @@ class JobPlan:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What shall be so.
-
-    Attributes:
-        status: written once, and only when it differs.
-        replicas: pods that handle messages.
-        rollout: the pod template that the workload has, and whether its pods are replaced within the budget.
-        resolution: a person's decision that workers shall carry out.
-        sweep_uids: claims of resources that are known to be gone.
-        keep_claim: pods that are told so before they are taken away.
-        start_jobs: short-lived jobs.
-        finished_jobs: jobs whose result is in the status: to be deleted.
-        remove_annotations: of the resource, because what they asked is done.
-        events: Kubernetes Events.
-        look_again: when to decide again if nothing is heard before.
-
-    """
+    """What shall be so."""
 
     status: ProcessorStatus
+    """Written once, and only when it differs."""
     replicas: int
+    """Pods that handle messages."""
     result: PolicyResult
-    rollout: Rollout = field(default_factory=Rollout)
-    resolution: Resolution | None = None
-    sweep_uids: tuple[str, ...] = ()
-    keep_claim: tuple[str, ...] = ()
-    start_jobs: tuple[JobPlan, ...] = ()
-    finished_jobs: tuple[str, ...] = ()
-    remove_annotations: tuple[str, ...] = ()
-    events: tuple[Event, ...] = ()
-    look_again: timedelta = field(default=REST)
+    rollout: Rollout
+    """The pod template that the workload has, and whether its pods are replaced within the budget."""
+    resolution: Resolution | None
+    """A person's decision that workers shall carry out."""
+    sweep_uids: tuple[str, ...]
+    """Claims of resources that are known to be gone."""
+    keep_claim: tuple[str, ...]
+    """Pods that are told so before they are taken away."""
+    start_jobs: tuple[JobPlan, ...]
+    finished_jobs: tuple[str, ...]
+    """Jobs whose result is in the status: to be deleted."""
+    remove_annotations: tuple[str, ...]
+    """Of the resource, because what they asked is done."""
+    events: tuple[Event, ...]
+    look_again: timedelta
+    """When to decide again if nothing is heard before."""
 
 
 def decide(observed: Observed, now: datetime) -> Decision:
