@@ -62,6 +62,8 @@ class Decision:
     """The pod template that the workload has, and whether its pods are replaced within the budget."""
     resolution: Resolution | None
     """A person's decision that workers shall carry out."""
+    decision_label: str
+    """Its hash, or that of the former one, which stays on the pods: to forget it is no reason to replace them."""
     sweep_uids: tuple[str, ...]
     """Claims of resources that are known to be gone."""
     keep_claim: tuple[str, ...]
@@ -79,7 +81,8 @@ class Decision:
 def decide(observed: Observed, now: datetime) -> Decision:
     """Decide what shall be so."""
     facts = merge_reports(observed, now)
-    rollout = decide_rollout(observed, label_decision(facts.resolution))
+    decision_label = label_decision(facts.resolution)
+    rollout = decide_rollout(observed, decision_label)
     facts = replace(facts, observed=as_in_force(observed, rollout), waits=rollout.waits)
     result = evaluate_policies(facts)
     replicas = 0 if result.stops_workers else wanted_replicas(observed)
@@ -91,6 +94,7 @@ def decide(observed: Observed, now: datetime) -> Decision:
         result=result,
         rollout=settle(rollout, facts.observed, result, replicas),
         resolution=facts.resolution,
+        decision_label=decision_label or (observed.workload.decision if observed.workload is not None else ""),
         sweep_uids=_sweep(facts),
         keep_claim=keep_claim(facts, replicas),
         start_jobs=jobs,

@@ -145,7 +145,7 @@ class Applier:
             decision.replicas,
             decision.resolution,
             decision.sweep_uids,
-            last_decision=observed.workload.decision if observed.workload is not None else "",
+            decision_label=decision.decision_label,
             rollout=decision.rollout,
         )
         wanted = {where(manifest) for manifest in manifests}

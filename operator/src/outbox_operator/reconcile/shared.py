@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.report import Intent
-from outbox_operator.api.naming import INTENT_ANNOTATION, label_decision, shared_id
+from outbox_operator.api.naming import INTENT_ANNOTATION, shared_id
 from outbox_operator.cluster.kube import KubeError, where
 from outbox_operator.reconcile.apply import ObstacleError, build_refusal, hash_objects
 from outbox_operator.reconcile.reports import tell_intent
@@ -61,11 +61,9 @@ class SharedPods:
         """
         key, group, member = key_of(body), group_of(body), None
         if observed is not None and decision is not None:
-            last = observed.workload.decision if observed.workload is not None else ""
-            made = label_decision(decision.resolution) or last
             member = Member(
-                observed.processor, decision.replicas, decision.resolution, decision.sweep_uids, made,
-                created=observed.created,
+                observed.processor, decision.replicas, decision.resolution, decision.sweep_uids,
+                decision.decision_label, created=observed.created,
             )  # fmt: skip
         known = self._store.resource(key)
         is_here = known is not None and known["metadata"]["uid"] == body["metadata"]["uid"]

@@ -27,7 +27,6 @@ from outbox_operator.api.naming import (
     child_name,
     config_name,
     driver_name,
-    label_decision,
     labels_of,
     selector_of,
     workload_name,
@@ -123,19 +122,19 @@ def build_config_map(
 
 
 def build_workload(
-    processor: Processor, images: Images, replicas: int, decision: str = "", rollout: Rollout | None = None
+    processor: Processor, images: Images, replicas: int, decision_label: str = "", rollout: Rollout | None = None
 ) -> dict[str, Any]:
     """Build the Deployment of a worker or the StatefulSet of a driver, with the pod template that `rollout` says.
 
     Neither ever adds a pod before one was told to go: two of one resource would only wait for each other's lease.
-    A process reads a person's `decision` at its start, so a corrected one replaces the pods that wait with the former.
+    A process reads a person's decision at its start, so a corrected one replaces the pods that wait with the former.
     """
     template = build_template(processor, images)
     rollout = rollout or Rollout(build_origin(processor, images, template))
     template = rollout.template or template
-    if decision:
+    if decision_label:
         meta = template["metadata"]
-        template = {**template, "metadata": {**meta, "labels": {**meta["labels"], DECISION_LABEL: decision}}}
+        template = {**template, "metadata": {**meta, "labels": {**meta["labels"], DECISION_LABEL: decision_label}}}
     notes = {RENDERED_ANNOTATION: format_rendered(rollout.origin, template)}
     if rollout.slot:
         notes[SLOT_ANNOTATION] = rollout.slot
@@ -184,13 +183,10 @@ def build_owned(
     resolution: Resolution | None,
     sweep_uids: Sequence[str],
     *,
-    last_decision: str = "",
+    decision_label: str = "",
     rollout: Rollout | None = None,
 ) -> list[dict[str, Any]]:
-    """Build all that shall exist for a resource, in the order in which it is made.
-
-    `last_decision` is the hash of the former one, which stays on the pods: to forget it is no reason to replace them.
-    """
+    """Build all that shall exist for a resource, in the order in which it is made."""
     if processor.spec.worker.shared is not None:
         return []  # `shared.py` makes what it shares
     if rollout is not None and rollout.template is not None:
@@ -201,8 +197,7 @@ def build_owned(
         owned += build_rights(processor, images)
     if images.budgets and processor.spec.engine is Engine.WORKER and processor.spec.worker.replicas > 1:
         owned.append(build_budget(build_meta(processor, workload_name(processor)), processor.name))
-    decision = label_decision(resolution) or last_decision
-    owned.append(build_workload(processor, images, replicas, decision, rollout))
+    owned.append(build_workload(processor, images, replicas, decision_label, rollout))
     return [stamped(manifest) for manifest in owned]
 
 
