@@ -74,7 +74,9 @@ def build_schema(model: type[BaseModel]) -> dict[str, Any]:
 def _structural(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     """Inline references, drop null, bound what is unbounded; keywords beside a reference win over its target's."""
     node = _without_null(_inline(node, definitions), definitions)
-    result = {key: value for key, value in node.items() if key not in _DROPPED and not _is_false_extra(key, value)}
+    result = {key: value for key, value in node.items() if key not in _DROPPED}
+    if isinstance(result.get("additionalProperties"), bool):
+        del result["additionalProperties"]  # refused beside `properties`; the API server prunes or refuses by itself
     if result.get("default", ...) is None:
         del result["default"]
     if "properties" in result:
@@ -92,11 +94,6 @@ def _structural(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, 
     if "const" in result:
         result["enum"] = [result.pop("const")]
     return result
-
-
-def _is_false_extra(key: str, value: object) -> bool:
-    """`additionalProperties: false` is refused beside `properties`; the API server prunes or refuses by itself."""
-    return key == "additionalProperties" and value in (True, False)
 
 
 def _inline(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
@@ -235,11 +232,6 @@ def render_targets() -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def _with_targets(page: str) -> str:
-    head, rest = page.split(TABLE_BEGIN)
-    return head + TABLE_BEGIN + render_targets() + TABLE_END + rest.split(TABLE_END)[1]
-
-
 def render_files(root: Path) -> dict[Path, str]:
     """Render every generated file: the CRD, the chart's copy and policies, and the page with the table of targets."""
     chart = root / "charts" / "outbox-operator" / "files"
@@ -248,8 +240,9 @@ def render_files(root: Path) -> dict[Path, str]:
         chart / "policies" / f"{name}.yaml": render(spec, POLICY_HEADER) for name, spec in build_policies().items()
     }
     page = root / "docs" / "combinations.md"
-    pages = {page: _with_targets(page.read_text())}
-    return {root / "crds" / FILE_NAME: crd, chart / "crds" / FILE_NAME: crd, **policies, **pages}
+    begin, rest = page.read_text().split(TABLE_BEGIN)
+    text = begin + TABLE_BEGIN + render_targets() + TABLE_END + rest.split(TABLE_END)[1]
+    return {root / "crds" / FILE_NAME: crd, chart / "crds" / FILE_NAME: crd, **policies, page: text}
 
 
 def main(arguments: list[str]) -> int:

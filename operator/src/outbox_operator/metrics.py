@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from outbox_operator.api.resources import KIND
 from outbox_operator.api.status import conditions_of, true_conditions
-from outbox_operator.watch.store import Body, Store, processor_id_of
+from outbox_operator.watch.store import Store, processor_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,7 +54,8 @@ class ProcessorCollector:
             labels=[*labels, "type", "status", "reason"],
         )
         for body in self._store.all_of(KIND):
-            names, status = _names(body), body.get("status") or {}
+            meta, status = body["metadata"], body.get("status") or {}
+            names = [meta["namespace"], meta["name"], processor_id_of(body)]
             ready.add_metric(names, float("Ready" in true_conditions(body)))
             for each in conditions_of(body).values():
                 conditions.add_metric([*names, each["type"], each["status"], each["reason"]], 1.0)
@@ -68,11 +69,6 @@ class ProcessorCollector:
             for code, count in ((status.get("conflicts") or {}).get("byCode") or {}).items():
                 conflicts.add_metric([*names, code], count)
         return [ready, messages, seconds, held, dead, conflicts, conditions]
-
-
-def _names(body: Body) -> list[str]:
-    meta = body["metadata"]
-    return [meta["namespace"], meta["name"], processor_id_of(body)]
 
 
 def register(store: Store) -> None:

@@ -57,31 +57,24 @@ def read_budget(text: str) -> Budget:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything an operator process is told from outside.
-
-    Attributes:
-        cluster_id: name of this cluster in claims; empty: the uid of the namespace kube-system.
-        namespaces: namespaces to serve; empty: all.
-        lease_namespace: where the Lease for leader election is, and the installation's Secrets.
-        key_secret: name of the Secret with the installation's key.
-        metrics_secret: name of the Secret with the token that reads workers' metrics.
-        identity: this process among its replicas.
-        port: of /livez, /readyz and /metrics.
-        check_seconds: between two looks at a kind for changes that its watch missed.
-        unrestricted: a podTemplate may ask for anything.
-        budget: how many processors an upgrade of the operator may replace the pods of at a time.
-
-    """
+    """Everything an operator process is told from outside; the flags' help says more."""
 
     cluster_id: str
+    """Empty: the uid of the namespace kube-system."""
     namespaces: tuple[str, ...]
+    """Those to serve; empty: all."""
     images: Images
     lease_namespace: str
+    """Where the Lease for leader election is, and the installation's Secrets."""
     lease_name: str
     key_secret: str
+    """Name of the Secret with the installation's key."""
     metrics_secret: str
+    """Name of the Secret with the token that reads workers' metrics."""
     identity: str
+    """This process among its replicas."""
     port: int
+    """Of /livez, /readyz and /metrics."""
     log_level: str
     unrestricted: bool
     budget: Budget

@@ -11,7 +11,7 @@ import aiohttp
 from outbox_core.report import Intent
 from outbox_operator.api.keys import Keys
 from outbox_operator.decision.reachability import Cause, Unreachable
-from outbox_operator.reconcile.reports import ask, fetch_reports
+from outbox_operator.reconcile.reports import Question, fetch_reports
 from tests.support.servers.postgres import free_port, wait_until
 from tests.support.worker import SQL_TARGET, build_config
 
@@ -61,14 +61,14 @@ async def test_the_operator_and_the_worker_know_each_other(workers: Workers):
     worker = start(workers, KEY)
     async with aiohttp.ClientSession() as session:
         place = f"http://127.0.0.1:{worker.port}"
-        answer = await fetch_reports(session, place, ask("GET", "/status", pod_uid(worker), KEY))
+        answer = await fetch_reports(session, place, Question("GET", "/status", pod_uid(worker), KEY))
         assert isinstance(answer, list)
         assert [report.pod_uid for report in answer] == [pod_uid(worker)]
         other = KEYS.of("uid-of-another-resource")
-        refused = await fetch_reports(session, place, ask("GET", "/status", pod_uid(worker), other))
+        refused = await fetch_reports(session, place, Question("GET", "/status", pod_uid(worker), other))
         assert refused == Unreachable(Cause.OTHER_KEY, "it answers 401")
         said = json.dumps({"intent": Intent.KEEP_CLAIM}).encode()
-        asked = ask("POST", "/intent", pod_uid(worker), KEY, said)
+        asked = Question("POST", "/intent", pod_uid(worker), KEY, said)
         assert await call(worker, "POST", "/intent", data=said, headers=asked.headers) == 200
         changed = said.replace(b"KeepClaim", b"ReleaseClaim")
         assert await call(worker, "POST", "/intent", data=changed, headers=asked.headers) == 401
@@ -86,11 +86,11 @@ async def test_nobody_else_is_answered_and_probes_are(workers: Workers):
 
 async def test_a_question_fits_one_pod_one_path_and_one_method(workers: Workers):
     worker = start(workers, KEY)
-    asked = ask("GET", "/status", pod_uid(worker), KEY)
+    asked = Question("GET", "/status", pod_uid(worker), KEY)
     assert await call(worker, "GET", "/status", headers=asked.headers) == 200
     assert await call(worker, "GET", "/metrics", headers=asked.headers) == 401
     assert await call(worker, "POST", "/intent", data=b'{"intent": "KeepClaim"}', headers=asked.headers) == 401
-    elsewhere = ask("GET", "/status", "uid-of-another-pod", KEY)
+    elsewhere = Question("GET", "/status", "uid-of-another-pod", KEY)
     assert await call(worker, "GET", "/status", headers=elsewhere.headers) == 401
 
 
@@ -101,14 +101,15 @@ async def test_prometheus_reads_metrics_with_its_token_and_nothing_else(workers:
     assert await call(worker, "GET", "/status", headers=token) == 401
     assert await call(worker, "GET", "/metrics", headers={"Authorization": "Bearer other"}) == 401
     assert await call(worker, "GET", "/metrics", headers={"Authorization": TOKEN}) == 401
-    assert await call(worker, "GET", "/metrics", headers=ask("GET", "/metrics", pod_uid(worker), KEY).headers) == 200
+    question = Question("GET", "/metrics", pod_uid(worker), KEY)
+    assert await call(worker, "GET", "/metrics", headers=question.headers) == 200
 
 
 async def test_a_pod_without_a_key_answers_without_a_signature_and_the_operator_does_not_believe_it(workers: Workers):
     worker = start(workers, None)
     async with aiohttp.ClientSession() as session:
         answer = await fetch_reports(
-            session, f"http://127.0.0.1:{worker.port}", ask("GET", "/status", pod_uid(worker), KEY)
+            session, f"http://127.0.0.1:{worker.port}", Question("GET", "/status", pod_uid(worker), KEY)
         )
     assert answer == Unreachable(Cause.OTHER_KEY, "it does not sign its answers")
     assert await call(worker, "POST", "/intent", data=b'{"intent": "KeepClaim"}') == 200

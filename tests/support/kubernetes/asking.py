@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from outbox_operator.reconcile.reports import ask
+from outbox_operator.reconcile.reports import Question
 
 if TYPE_CHECKING:
     from tests.support.kubernetes.cluster import Body, Cluster
@@ -37,5 +37,5 @@ def ask_pod(cluster: Cluster, pod: Body, path: str) -> tuple[int, str]:
     """Ask a pod a signed question."""
     meta = pod["metadata"]
     name = meta["labels"]["outbox-operator.dev/processor"]
-    asked = ask("GET", path, meta["uid"], key_of(cluster, meta["namespace"], name))
+    asked = Question("GET", path, meta["uid"], key_of(cluster, meta["namespace"], name))
     return call_pod(pod, path, asked.headers)

@@ -198,19 +198,17 @@ def test_a_new_generation_or_decision_alone_replaces_no_pod():
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)
-def test_a_corrected_decision_replaces_pods_and_one_that_is_done_does_not(processor: Any):
-    def pods(pair: str | None, last: str = "") -> dict[str, Any]:
-        decided = Resolution(conflict_id=7, action=ResolutionAction.ACCEPT, pair=pair) if pair else None
-        template: dict[str, Any] = build_owned(processor, IMAGES, 1, decided, (), last_decision=last)[-1]["spec"][
+def test_a_corrected_decision_replaces_pods(processor: Any):
+    def pods(label: str) -> dict[str, Any]:
+        template: dict[str, Any] = build_owned(processor, IMAGES, 1, None, (), decision_label=label)[-1]["spec"][
             "template"
         ]
         return template
 
-    first = pods("815:42")
-    label = first["metadata"]["labels"][DECISION_LABEL]
-    assert pods("815:43", label) != first
-    assert pods(None, label) == first
-    assert first["metadata"]["labels"][TEMPLATE_LABEL] == pods(None)["metadata"]["labels"][TEMPLATE_LABEL]
+    first = pods("one")
+    assert first["metadata"]["labels"][DECISION_LABEL] == "one"
+    assert pods("another") != first
+    assert first["metadata"]["labels"][TEMPLATE_LABEL] == pods("")["metadata"]["labels"][TEMPLATE_LABEL]
 
 
 def test_the_users_settings_win_where_they_do_not_break_the_pods():

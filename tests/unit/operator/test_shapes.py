@@ -285,7 +285,7 @@ def test_the_termination_message_is_read_as_a_report():
     ended = {"name": "worker", "state": {"terminated": {"exitCode": 10, "message": text}}}
     beside = {"name": "beside", "state": {"terminated": {"exitCode": 0}}}
     body["status"]["containerStatuses"] = [beside, ended]
-    view = view_pod(body, Role.CLAIM, report=None, reachable=False, notes=[], now=NOW)
+    view = view_pod(body, Role.CLAIM, [], NOW)
     assert (view.exit_code, view.last_words and view.last_words.pod) == (10, "orders-0")
     assert parse_report("Segmentation fault") is None
     assert parse_report('{"half":') is None
@@ -297,7 +297,7 @@ def test_the_last_words_are_those_of_the_container_that_the_pod_is_for():
     first = {"name": "beside", "state": {}, "lastState": CRASHED}
     for name in ("worker", "driver"):
         body["status"]["containerStatuses"] = [first, {"name": name, "state": {"running": {}}}]
-        view = view_pod(body, Role.WORKER, report=None, reachable=True, notes=[], now=NOW)
+        view = view_pod(body, Role.WORKER, [], NOW)
         assert (view.exit_code, view.last_words) == (None, None)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from outbox_core.config import ProcessorConfig, Resolution, ResolutionAction
-from outbox_operator.api.naming import config_name, labels_of, shared_label, shared_name, workload_name
+from outbox_operator.api.naming import config_name, labels_of, pods_label, shared_name, workload_name
 from outbox_operator.api.observed import Role
 from outbox_operator.decision.decide import decide
 from outbox_operator.reconcile.shared import SharedPods
@@ -50,7 +50,7 @@ def member(processor: Processor, replicas: int, resolution: Resolution | None = 
 
 
 def rendered(*members: Member) -> tuple[Body, Body]:
-    config_map, *_, deployment = build_shared("shop", "small", members, IMAGES)
+    config_map, *_, deployment = build_shared(GROUP, members, IMAGES)
     return config_map, deployment
 
 
@@ -106,9 +106,9 @@ def test_a_group_of_which_none_runs_has_no_pods():
 
 def test_several_replicas_have_a_budget_and_no_resource_has_nothing():
     bills = sharing("bills")
-    kinds = [[each["kind"] for each in build_shared("shop", "small", [member(bills, n)], IMAGES)] for n in (1, 2)]
+    kinds = [[each["kind"] for each in build_shared(GROUP, [member(bills, n)], IMAGES)] for n in (1, 2)]
     assert kinds == [["ConfigMap", "Deployment"], ["ConfigMap", "PodDisruptionBudget", "Deployment"]]
-    assert build_shared("shop", "small", [], IMAGES) == []
+    assert build_shared(GROUP, [], IMAGES) == []
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_pods_that_run_what_shall_not_run_end_before_others_begin(
     pods = [{"metadata": deployment["spec"]["template"]["metadata"]}]
     members = [bills, *left(mails)]
     assert runs_what_left(pods, members) is running
-    *_, changed = build_shared("shop", "small", members, IMAGES, at_once=running)
+    *_, changed = build_shared(GROUP, members, IMAGES, at_once=running)
     assert changed["spec"]["strategy"]["type"] == ("Recreate" if running else "RollingUpdate")
 
 
@@ -153,8 +153,8 @@ def test_a_resource_that_shares_owns_nothing_of_its_own():
 def test_no_object_of_a_group_has_the_name_or_label_of_a_resources_own():
     for name in ("small", "small-shared", "shared-small"):
         own = build_processor(name=name)
-        assert shared_name("small") not in (workload_name(own), config_name(name))
-        assert shared_label("small") != name
+        assert workload_name(sharing("bills")) not in (workload_name(own), config_name(name))
+        assert pods_label(sharing("bills")) != pods_label(own)
     assert len(shared_name("s" * 40)) <= 63
 
 

@@ -14,13 +14,7 @@ from outbox_operator.api.naming import child_name
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What one installation knows.
-
-    Attributes:
-        master: the installation's key.
-        metrics_hash: SHA-256 of the token that reads workers' metrics, in hexadecimal.
-
-    """
+    """What one installation knows: its key, and the SHA-256 in hexadecimal of the token that reads workers' metrics."""
 
     master: bytes = field(default=b"", repr=False)
     metrics_hash: str = ""

@@ -65,25 +65,28 @@ def child_name(name: str, suffix: str, limit: int = 63) -> str:
 
 
 def workload_name(processor: Processor) -> str:
-    """Name the Deployment or StatefulSet."""
+    """Name the Deployment or StatefulSet, be it the resource's own or shared."""
+    if processor.spec.worker.shared is not None:
+        return shared_name(pods_label(processor))
     if processor.spec.engine is Engine.WORKER:
         return child_name(processor.name, "worker")
     return driver_name(processor.name)
 
 
-def shared_label(group: str) -> str:
-    """Label what resources share, where other objects have the name of their resource."""
-    return f"{SHARED_PREFIX}{group}"
+def pods_label(processor: Processor) -> str:
+    """Label the pods that run a resource: with its name, or as what resources share."""
+    group = processor.spec.worker.shared
+    return processor.name if group is None else f"{SHARED_PREFIX}{group}"
 
 
-def shared_name(group: str) -> str:
-    """Name the Deployment that resources share, and its ConfigMap."""
-    return child_name(group, "shared")
+def shared_name(label: str) -> str:
+    """Name the Deployment that resources share, its ConfigMap and its budget."""
+    return child_name(label.removeprefix(SHARED_PREFIX), "shared")
 
 
-def shared_id(namespace: str, group: str) -> str:
+def shared_id(namespace: str, label: str) -> str:
     """Say of what the key of a shared pod is derived, where another pod's is of its resource's uid."""
-    return f"{namespace}/{shared_label(group)}"
+    return f"{namespace}/{label}"
 
 
 def driver_name(name: str) -> str:
@@ -127,10 +130,14 @@ def build_object(kind: str, metadata: dict[str, Any], **rest: Any) -> dict[str, 
 
 def build_meta(processor: Processor, name: str) -> dict[str, Any]:
     """Build the metadata of an owned object, which goes when the resource goes, with or without the operator."""
-    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": processor.name, "uid": processor.uid}
     return {
         "name": name,
         "namespace": processor.namespace,
         "labels": labels_of(processor.name),
-        "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": False}],
+        "ownerReferences": [{**refer_to(processor), "controller": True, "blockOwnerDeletion": False}],
     }
+
+
+def refer_to(processor: Processor) -> dict[str, Any]:
+    """Refer to a resource, as its objects and Events do."""
+    return {"apiVersion": API_VERSION, "kind": KIND, "name": processor.name, "uid": processor.uid}

@@ -48,16 +48,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """One pod, and the last that its process said.
-
-    Attributes:
-        intent_hash: of the pod template it was made from.
-        report: the latest answer of /status.
-        reachable: whether the latest question was answered.
-        last_words: the report that its last ended container left.
-        exit_code: of its last ended container.
-
-    """
+    """One pod, and the last that its process said."""
 
     name: str
     role: Role
@@ -66,15 +57,19 @@ class PodView:
     ready: bool = False
     deleting: bool = False
     intent_hash: str = ""
+    """Of the pod template that it was made from."""
     decision: str = ""
     """Hash of the person's decision that it was started with."""
     job: str = ""
     problem: Problem | None = None
     report: Report | None = None
+    """The latest answer of /status."""
     reachable: bool = False
+    """Whether the latest question was answered."""
     unreachable_message: str = ""
     """Why its process is not heard, and what to do, once that is worth telling."""
     last_words: Report | None = None
+    """The report that its last ended container left."""
     exit_code: int | None = None
 
     @property
@@ -85,34 +80,25 @@ class PodView:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a pod template was rendered for: what of it is another tells who asks for other pods.
-
-    Attributes:
-        generation: of the resource.
-        spec: hash of all in the spec but what changes no pod (`suspend`, `handOverTo`, the number of replicas).
-        installation: hash of what comes with the operator: the image of resources that name none, keys, clusterId.
-
-    """
+    """What a pod template was rendered for: what of it is another tells who asks for other pods."""
 
     generation: int = 0
+    """Of the resource."""
     spec: str = ""
+    """Hash of all in the spec but what changes no pod (`suspend`, `handOverTo`, the number of replicas)."""
     installation: str = ""
+    """Hash of what comes with the operator: the image of resources that name none, keys, clusterId."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """How many processors an upgrade of the operator may replace the pods of, as one of them sees it.
-
-    Attributes:
-        limit: at most so many at a time.
-        free: there is one for this processor now.
-        failing: the first of those that have one and do not become Ready again, with its own words.
-
-    """
+    """How many processors an upgrade of the operator may replace the pods of at a time, as one of them sees it."""
 
     limit: int = 1
     free: bool = True
+    """There is one for this processor now."""
     failing: str = ""
+    """The first of those that have one and do not become Ready again, with its own words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,8 +174,7 @@ class Spark(SparkPlan):
 
     def plan(self) -> SparkPlan:
         """Reduce to what the driver process must know."""
-        fields = {name: getattr(self, name) for name in SparkPlan.model_fields}
-        return SparkPlan(**fields)
+        return SparkPlan(**{name: getattr(self, name) for name in SparkPlan.model_fields})
 
 
 _HAS_TARGET: Final = "has(self.target)"
@@ -469,12 +468,7 @@ class NotAllowedError(Exception):
 
 
 def parse_processor(body: dict[str, Any], cluster: str, *, unrestricted: bool = False) -> Processor:
-    """Read a resource as the API server returns it.
-
-    Args:
-        body: the resource.
-        cluster: name of this cluster in claims.
-        unrestricted: let a podTemplate ask for anything (the chart's `podTemplates.unrestricted`).
+    """Read a resource as the API server returns it; `unrestricted`: a podTemplate may ask for anything.
 
     Raises:
         pydantic.ValidationError: the spec is none that this version knows (an older CRD let it in, or a newer one).

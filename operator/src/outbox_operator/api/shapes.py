@@ -25,16 +25,12 @@ OWN: Final = "template.own"
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a violation depends on beside the value.
-
-    Attributes:
-        own: name of the container that the operator makes.
-        secrets: names of the Secrets that the resource names as connections.
-
-    """
+    """What a violation depends on beside the value."""
 
     own: str = ""
+    """Name of the container that the operator makes."""
     secrets: frozenset[str] = frozenset()
+    """Names of the Secrets that the resource names as connections."""
 
 
 class Shape(Protocol):
@@ -74,18 +70,13 @@ def _joined(texts: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Leaf(Shape):
-    """A value with a condition of its own, in both languages.
-
-    Attributes:
-        holds: the condition in Python.
-        condition: the same in CEL; `{}` stands for the value.
-        remedy: what a person reads when it does not hold.
-
-    """
+    """A value with a condition of its own, in both languages."""
 
     holds: Callable[[Any, Scope], bool]
     condition: str
+    """The same in CEL; `{}` stands for the value."""
     remedy: str
+    """What a person reads when it does not hold."""
 
     @override
     def violations(self, value: Any, path: str, scope: Scope) -> Iterator[str]:
@@ -109,22 +100,18 @@ def only(allowed: bool | int | str) -> Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Fields(Shape):
-    """An object.
-
-    Attributes:
-        allowed: its fields with their shapes; None allows anything there.
-        instead: what to do in place of a field that is not allowed; the others are to be removed.
-        required: fields that must be there, with what to set.
-        closed: whether fields that are not listed are refused.
-        nullable: whether null may stand for it: it removes what the operator set.
-
-    """
+    """An object."""
 
     allowed: Mapping[str, Shape | None]
+    """Its fields with their shapes; None allows anything there."""
     instead: Mapping[str, str] = field(default_factory=dict)
+    """What to do in place of a field that is not allowed; the others are to be removed."""
     required: Mapping[str, str] = field(default_factory=dict)
+    """Fields that must be there, with what to set."""
     closed: bool = True
+    """Whether fields that are not listed are refused."""
     nullable: bool = False
+    """Whether null may stand for it: it removes what the operator set."""
 
     @override
     def violations(self, value: Any, path: str, scope: Scope) -> Iterator[str]:
@@ -206,16 +193,12 @@ class Items(Shape):
 
 @dataclass(frozen=True, slots=True)
 class Keys(Shape):
-    """An object whose fields are free, but for some prefixes: labels, annotations, settings.
-
-    Attributes:
-        refused: prefixes of keys that are not allowed, with what to do.
-        but: prefixes of keys that are allowed all the same.
-
-    """
+    """An object whose fields are free, but for some prefixes: labels, annotations, settings."""
 
     refused: Mapping[str, str]
+    """Prefixes of keys that are not allowed, with what to do."""
     but: tuple[str, ...] = ()
+    """Prefixes of keys that are allowed all the same."""
 
     @override
     def violations(self, value: Any, path: str, scope: Scope) -> Iterator[str]:

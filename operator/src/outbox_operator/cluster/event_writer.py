@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_operator.api.naming import MANAGED_BY, build_object
-from outbox_operator.api.resources import API_VERSION, KIND, Processor
+from outbox_operator.api.naming import MANAGED_BY, build_object, refer_to
 from outbox_operator.cluster.kube import Kube, KubeError, Where
 
 if TYPE_CHECKING:
+    from outbox_operator.api.resources import Processor
     from outbox_operator.decision.events import Event
 
 MEMORY_SECONDS: Final = 600.0
@@ -56,13 +56,7 @@ class EventWriter:
         return build_object(
             "Event",
             {"name": name, "namespace": processor.namespace},
-            involvedObject={
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "namespace": processor.namespace,
-                "name": processor.name,
-                "uid": processor.uid,
-            },
+            involvedObject={**refer_to(processor), "namespace": processor.namespace},
             type="Warning" if event.warning else "Normal",
             reason=event.reason,
             message=event.message,

@@ -21,7 +21,7 @@ from outbox_operator.api.naming import RESOURCES
 from outbox_operator.cluster.drift import FIELD_MANAGER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
 PARALLEL_CALLS: Final = 24
 PAGE: Final = 250
@@ -183,7 +183,7 @@ class Kube:
 
     async def get(self, place: Where) -> dict[str, Any] | None:
         """Fetch an object; None when it is not there."""
-        return await self._unless_missing(self.call("GET", place.path()))
+        return await _none_if((404,), self.call("GET", place.path()))
 
     async def list(
         self,
@@ -224,12 +224,7 @@ class Kube:
 
     async def apply_status(self, manifest: dict[str, Any]) -> dict[str, Any] | None:
         """Apply the status; None when the object is gone, or is another one of the same name by now."""
-        try:
-            return await self.apply(manifest, "status")
-        except KubeError as err:
-            if err.status in (404, 409):
-                return None
-            raise
+        return await _none_if((404, 409), self.apply(manifest, "status"))
 
     async def create(self, manifest: dict[str, Any]) -> dict[str, Any] | None:
         """Create an object; None when one of that name is there."""
@@ -249,20 +244,20 @@ class Kube:
         """Patch an object: a JSON patch if a list is given, else a merge patch; None when it is not there."""
         content = "application/json-patch+json" if isinstance(patch, list) else "application/merge-patch+json"
         params = {"fieldManager": FIELD_MANAGER}
-        return await self._unless_missing(self.call("PATCH", place.path(), body=patch, content=content, params=params))
+        return await _none_if((404,), self.call("PATCH", place.path(), body=patch, content=content, params=params))
 
     async def delete(self, place: Where) -> None:
         """Delete an object and, in the background, what it owns."""
-        await self._unless_missing(self.call("DELETE", place.path(), body={"propagationPolicy": "Background"}))
+        await _none_if((404,), self.call("DELETE", place.path(), body={"propagationPolicy": "Background"}))
 
-    async def _unless_missing(self, request: Any) -> dict[str, Any] | None:
-        try:
-            answer: dict[str, Any] = await request
-        except KubeError as err:
-            if err.status == 404:
-                return None
-            raise
-        return answer
+
+async def _none_if(statuses: tuple[int, ...], call: Awaitable[dict[str, Any]]) -> dict[str, Any] | None:
+    try:
+        return await call
+    except KubeError as err:
+        if err.status in statuses:
+            return None
+        raise
 
 
 def _without_owners(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -87,33 +87,23 @@ def _find_movement(facts: Facts, result: PolicyResult) -> tuple[str, str] | None
     if result.stops_workers:
         return (Reason.STOPPING, "pods are finishing or rolling back their batch") if facts.observed.runners else None
     if facts.observed.outdated:
-        return (
-            Reason.ROLLING_OUT,
-            describe_outdated(facts.observed),
-        )
+        return Reason.ROLLING_OUT, describe_outdated(facts.observed)
     return (result.reason, "tried again by itself") if result.phase is Phase.UNAVAILABLE else None
 
 
 def _ownership(facts: Facts) -> Answer:
-    ownership = facts.ownership
-    who = ownership.holder or "another resource"
-    processor_id = facts.observed.processor.processor_id
-    if ownership.state == OwnershipState.GRANTED:
-        message = f"this resource holds the claim on processorId {processor_id!r}"
-        return Answer(True, Reason.CLAIM_GRANTED, message)
-    if ownership.state == OwnershipState.REFUSED:
-        message = (
-            f"{who} owns processorId {processor_id!r}; tried again with backoff, "
-            f"{plain_count(ownership.attempts, 'try', 'tries')} so far"
-        )
-        return Answer(False, Reason.CLAIM_HELD, message)
-    if ownership.state == OwnershipState.HANDED_OVER:
-        message = f"processorId {processor_id!r} was handed over to {who}"
-        return Answer(False, Reason.HANDED_OVER, message)
-    if ownership.state == OwnershipState.TRYING:
-        message = "another resource asks for the same processorId; the database is asked whose it is"
-        return Answer(None, Reason.CLAIMING, message)
-    return Answer(None, Reason.NOT_OBSERVED, "no worker has asked for the claim yet")
+    who = facts.ownership.holder or "another resource"
+    what = f"processorId {facts.observed.processor.processor_id!r}"
+    tries = f"tried again with backoff, {plain_count(facts.ownership.attempts, 'try', 'tries')} so far"
+    same = "another resource asks for the same processorId; the database is asked whose it is"
+    answers = {
+        OwnershipState.GRANTED: Answer(True, Reason.CLAIM_GRANTED, f"this resource holds the claim on {what}"),
+        OwnershipState.REFUSED: Answer(False, Reason.CLAIM_HELD, f"{who} owns {what}; {tries}"),
+        OwnershipState.HANDED_OVER: Answer(False, Reason.HANDED_OVER, f"{what} was handed over to {who}"),
+        OwnershipState.TRYING: Answer(None, Reason.CLAIMING, same),
+    }
+    unknown = Answer(None, Reason.NOT_OBSERVED, "no worker has asked for the claim yet")
+    return answers.get(facts.ownership.state, unknown)
 
 
 def _checkpoint(facts: Facts) -> Answer:
@@ -129,13 +119,12 @@ def _checkpoint(facts: Facts) -> Answer:
         error = f" ({facts.decision_error})" if facts.decision_error else ""
         return Answer(False, reason, f"{message}; waits for a person, see Ready{error}")
     last = facts.conflicts.last
-    uid = facts.observed.processor.uid
-    foreign = last is not None and last.code == 4 and last.holder is not None and last.holder.uid != uid
-    if foreign and last is not None and facts.ownership.state == OwnershipState.REFUSED:
+    holder = last.holder if last is not None and last.code == 4 else None
+    is_foreign = holder is not None and holder.uid != facts.observed.processor.uid
+    if is_foreign and last is not None and facts.ownership.state == OwnershipState.REFUSED:
         message = (
             f"conflict {last.id}, code 4: pod {last.pod} expected {last.expected or '(none)'}, stored is "
-            f"{last.stored or '(no row)'}; the batch was rolled back: "
-            f"{last.holder or 'another resource'} is the owner"
+            f"{last.stored or '(no row)'}; the batch was rolled back: {last.holder} is the owner"
         )
         return Answer(False, Reason.NOT_OWNER, message)
     if facts.lead is None and facts.observed.previous.checkpoint is None:
@@ -298,16 +287,13 @@ def update_conditions(
 
 def link_runbook(conditions: list[dict[str, Any]], runbook: str) -> list[dict[str, Any]]:
     """End the message of each condition that tells of trouble with the runbook's section about its reason."""
-    return [
-        {**each, "message": _with_link(each["message"], f"see {runbook}#{each['reason'].lower()}")}
-        if each["status"] in TROUBLE.get(each["type"], ()) and each["reason"] not in IN_FLIGHT
-        else each
-        for each in conditions
-    ]
-
-
-def _with_link(message: str, link: str) -> str:
-    return f"{shorten(message, MAX_MESSAGE - len(link) - 2)}; {link}" if message else link
+    linked = []
+    for each in conditions:
+        message, link = each["message"], f"see {runbook}#{each['reason'].lower()}"
+        if each["status"] in TROUBLE.get(each["type"], ()) and each["reason"] not in IN_FLIGHT:
+            message = f"{shorten(message, MAX_MESSAGE - len(link) - 2)}; {link}" if message else link
+        linked.append({**each, "message": message})
+    return linked
 
 
 def shorten(text: str, limit: int = MAX_MESSAGE) -> str:

@@ -10,12 +10,12 @@ Unknown is never zero: a pod that does not answer scales nothing down.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from outbox_core.spec import Engine
-from outbox_operator.api.naming import label_decision, selector_of, shared_label
+from outbox_operator.api.naming import label_decision, pods_label, selector_of
 from outbox_operator.api.observed import Observed, Role
 from outbox_operator.api.reasons import Reason
 from outbox_operator.api.status import ProcessorStatus
@@ -51,41 +51,38 @@ class JobPlan:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What shall be so.
-
-    Attributes:
-        status: written once, and only when it differs.
-        replicas: pods that handle messages.
-        rollout: the pod template that the workload has, and whether its pods are replaced within the budget.
-        resolution: a person's decision that workers shall carry out.
-        sweep_uids: claims of resources that are known to be gone.
-        keep_claim: pods that are told so before they are taken away.
-        start_jobs: short-lived jobs.
-        finished_jobs: jobs whose result is in the status: to be deleted.
-        remove_annotations: of the resource, because what they asked is done.
-        events: Kubernetes Events.
-        look_again: when to decide again if nothing is heard before.
-
-    """
+    """What shall be so."""
 
     status: ProcessorStatus
+    """Written once, and only when it differs."""
     replicas: int
+    """Pods that handle messages."""
     result: PolicyResult
-    rollout: Rollout = field(default_factory=Rollout)
-    resolution: Resolution | None = None
-    sweep_uids: tuple[str, ...] = ()
-    keep_claim: tuple[str, ...] = ()
-    start_jobs: tuple[JobPlan, ...] = ()
-    finished_jobs: tuple[str, ...] = ()
-    remove_annotations: tuple[str, ...] = ()
-    events: tuple[Event, ...] = ()
-    look_again: timedelta = field(default=REST)
+    rollout: Rollout
+    """The pod template that the workload has, and whether its pods are replaced within the budget."""
+    resolution: Resolution | None
+    """A person's decision that workers shall carry out."""
+    decision_label: str
+    """Its hash, or that of the former one, which stays on the pods: to forget it is no reason to replace them."""
+    sweep_uids: tuple[str, ...]
+    """Claims of resources that are known to be gone."""
+    keep_claim: tuple[str, ...]
+    """Pods that are told so before they are taken away."""
+    start_jobs: tuple[JobPlan, ...]
+    finished_jobs: tuple[str, ...]
+    """Jobs whose result is in the status: to be deleted."""
+    remove_annotations: tuple[str, ...]
+    """Of the resource, because what they asked is done."""
+    events: tuple[Event, ...]
+    look_again: timedelta
+    """When to decide again if nothing is heard before."""
 
 
 def decide(observed: Observed, now: datetime) -> Decision:
     """Decide what shall be so."""
     facts = merge_reports(observed, now)
-    rollout = decide_rollout(observed, label_decision(facts.resolution))
+    decision_label = label_decision(facts.resolution)
+    rollout = decide_rollout(observed, decision_label)
     facts = replace(facts, observed=as_in_force(observed, rollout), waits=rollout.waits)
     result = evaluate_policies(facts)
     replicas = 0 if result.stops_workers else wanted_replicas(observed)
@@ -97,6 +94,7 @@ def decide(observed: Observed, now: datetime) -> Decision:
         result=result,
         rollout=settle(rollout, facts.observed, result, replicas),
         resolution=facts.resolution,
+        decision_label=decision_label or (observed.workload.decision if observed.workload is not None else ""),
         sweep_uids=_sweep(facts),
         keep_claim=keep_claim(facts, replicas),
         start_jobs=jobs,
@@ -109,10 +107,8 @@ def decide(observed: Observed, now: datetime) -> Decision:
 
 def build_status(facts: Facts, result: PolicyResult, replicas: int, now: datetime) -> ProcessorStatus:
     """Build the whole status."""
-    observed = facts.observed
-    lead = facts.lead
+    observed, previous, lead = facts.observed, facts.observed.previous, facts.lead
     answers = build_conditions(facts, result, replicas)
-    previous = observed.previous
     running = [pod for pod in observed.runners if pod.phase == "Running"]
     return ProcessorStatus(
         observed_generation=observed.processor.generation,
@@ -136,10 +132,8 @@ def build_status(facts: Facts, result: PolicyResult, replicas: int, now: datetim
 
 def _select_pods(processor: Processor) -> str:
     """Select the pods that run a resource, others among them."""
-    group = processor.spec.worker.shared
     role = Role.WORKER if processor.spec.engine is Engine.WORKER else Role.DRIVER
-    labels = selector_of(processor.name if group is None else shared_label(group), role)
-    return ",".join(f"{label}={value}" for label, value in labels.items())
+    return ",".join(f"{label}={value}" for label, value in selector_of(pods_label(processor), role).items())
 
 
 _ASKING: Final = frozenset({OwnershipState.REFUSED, OwnershipState.TRYING})

@@ -37,8 +37,10 @@ def build_events(facts: Facts, status: ProcessorStatus) -> tuple[Event, ...]:
         *_conflicts(facts, previous),
         *_readiness(previous, status),
         *_unreachable(previous, status),
-        *_hand_over(previous, status),
     ]
+    before, after = previous.hand_over, status.hand_over
+    if after is not None and after.step == HandOverStep.DONE and (before is None or before.step != HandOverStep.DONE):
+        found.append(Event("HandedOver", f"the claim was given to {after.to}"))
     if status.start_from_used is False and previous.start_from_used is None:
         found.append(Event("StartFromNotUsed", "a checkpoint was stored already: spec.startFrom was not used"))
     if facts.decision_error is not None and not _is_said(previous, facts.decision_error):
@@ -90,23 +92,21 @@ def _conflict(facts: Facts, conflict: Conflict) -> Event:
         return Event("CheckpointConflict", told, warning=True)
     holder = conflict.holder
     if holder is not None and holder.uid != facts.observed.processor.uid:
-        message = f"{told}: {holder} is the owner now"
-        return Event("CheckpointConflict", message, warning=True)
+        return Event("CheckpointConflict", f"{told}: {holder} is the owner now", warning=True)
     successor = f" to pod {conflict.holder_pod}" if conflict.holder_pod else ""
     return Event("OwnershipMoved", f"{told}: ownership moved{successor} within this resource")
 
 
 def _readiness(previous: ProcessorStatus, status: ProcessorStatus) -> list[Event]:
     before = next((c for c in previous.conditions if c.type == ConditionType.READY), None)
-    after = next(c for c in status.conditions if c.type == ConditionType.READY)
+    now = {c.type: c for c in status.conditions}
+    after, stalled = now[ConditionType.READY], now[ConditionType.STALLED].status == "True"
     if before is not None and (before.status, before.reason) == (after.status, after.reason):
         return []
     if after.status == "True":
         return [Event(after.reason, after.message or "ready")]
-    stalled = any(c.type == ConditionType.STALLED and c.status == "True" for c in status.conditions)
-    in_flight = any(c.type == ConditionType.RECONCILING and c.status == "True" for c in status.conditions)
     trouble = stalled or status.phase in ("Unavailable", "Retrying")
-    if in_flight and not trouble:
+    if now[ConditionType.RECONCILING].status == "True" and not trouble:
         return [] if before is None else [Event(after.reason, after.message)]
     return [Event(after.reason, after.message, warning=trouble)]
 
@@ -120,13 +120,3 @@ def _unreachable(previous: ProcessorStatus, status: ProcessorStatus) -> list[Eve
     if workers is None or told or ConditionType.READY in said:
         return []
     return [Event(reason, workers.message, warning=True)]
-
-
-def _hand_over(previous: ProcessorStatus, status: ProcessorStatus) -> list[Event]:
-    if status.hand_over is None or (
-        previous.hand_over is not None and previous.hand_over.step == status.hand_over.step
-    ):
-        return []
-    if status.hand_over.step == HandOverStep.DONE:
-        return [Event("HandedOver", f"the claim was given to {status.hand_over.to}")]
-    return []

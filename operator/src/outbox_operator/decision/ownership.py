@@ -10,7 +10,7 @@ from typing import Final
 
 from outbox_core.report import ExitCode, ResourceRef, WorkerState
 from outbox_operator.api.naming import child_name
-from outbox_operator.api.observed import OWNING_STATES, JobView, Observed, PodView, Role
+from outbox_operator.api.observed import OWNING_STATES, Observed, Role
 from outbox_operator.api.status import OwnershipStatus
 
 FIRST_TRY: Final = timedelta(seconds=10)
@@ -40,10 +40,9 @@ def merge_ownership(observed: Observed, now: datetime) -> OwnershipStatus:
     if observed.processor.spec.hand_over_to is None and previous.state == OwnershipState.HANDED_OVER:
         previous = previous.model_copy(update={"state": OwnershipState.REFUSED, "attempts": 0, "next_try": now})
     heard = _read_claim(observed)
-    if heard is None and (tried := _finished_try(observed, previous)) is not None:
-        return _after_try(observed, previous, tried, now)
     if heard is None:
-        return _hurry(observed, _consider_siblings(observed, previous, now), now)
+        tried = _after_try(observed, previous, now)
+        return tried or _hurry(observed, _consider_siblings(observed, previous, now), now)
     granted, holder = heard
     if granted and previous.state != OwnershipState.REFUSED:
         return OwnershipStatus(state=OwnershipState.GRANTED, tries=previous.tries)
@@ -112,26 +111,20 @@ def claim_job_name(name: str, tries: int) -> str:
     return child_name(name, f"claim-{tries}")
 
 
-def _finished_try(observed: Observed, previous: OwnershipStatus) -> tuple[JobView, PodView | None] | None:
+def _after_try(observed: Observed, previous: OwnershipStatus, now: datetime) -> OwnershipStatus | None:
+    """Say what the latest try found; None while it has not ended."""
     name = claim_job_name(observed.processor.name, previous.tries)
     job = next((job for job in observed.jobs if job.name == name and job.finished), None)
     if job is None or previous.state not in (OwnershipState.REFUSED, OwnershipState.TRYING):
         return None
-    pod = next((pod for pod in observed.pods if pod.role is Role.CLAIM and pod.job == name), None)
-    return job, pod
-
-
-def _after_try(
-    observed: Observed, previous: OwnershipStatus, tried: tuple[JobView, PodView | None], now: datetime
-) -> OwnershipStatus:
-    job, pod = tried
     if job.succeeded:
         return OwnershipStatus(state=OwnershipState.GRANTED, tries=previous.tries + 1, last_try=now)
+    pod = next((pod for pod in observed.pods if pod.role is Role.CLAIM and pod.job == name), None)
     words = pod.last_words if pod is not None else None
     holder, state = previous.holder, previous.state
     if pod is not None and pod.exit_code == ExitCode.CLAIM_HELD and words is not None:
         holder, state = words.claim_holder or holder, OwnershipState.REFUSED
-    unasked = words is not None and words.state is WorkerState.UNAVAILABLE
+    unasked = words if words is not None and words.state is WorkerState.UNAVAILABLE else None
     attempts = previous.attempts + 1
     wait = _next_try_after(attempts, observed.processor.uid)
     return OwnershipStatus(
@@ -141,8 +134,8 @@ def _after_try(
         tries=previous.tries + 1,
         last_try=now,
         next_try=now + (min(wait, LONGEST_ASKING) if state == OwnershipState.TRYING else wait),
-        problem=words.reason if words is not None and unasked else None,
-        problem_message=words.message if words is not None and unasked else None,
+        problem=unasked.reason if unasked is not None else None,
+        problem_message=unasked.message if unasked is not None else None,
     )
 
 

@@ -27,23 +27,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PolicyResult:
-    """What one policy says of the resource, in one word for people and one for machines.
-
-    Attributes:
-        ready: what the spec asks for is so, hence Ready.
-        stalled: a person or another resource must change something.
-        stops_workers: no pod may handle messages.
-        unknown: nothing contradicts readiness, and nothing shows it.
-
-    """
+    """What one policy says of the resource, in one word for people and one for machines."""
 
     phase: Phase
     reason: str
     message: str
     ready: bool = False
+    """What the spec asks for is so, hence Ready."""
     stalled: bool = False
+    """A person or another resource must change something."""
     stops_workers: bool = True
+    """No pod may handle messages."""
     unknown: bool = False
+    """Nothing contradicts readiness, and nothing shows it."""
 
 
 def wanted_replicas(observed: Observed) -> int:

@@ -25,20 +25,16 @@ WAS_NOT_READY: Final = "WasNotReady"
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """Which template the workload has.
-
-    Attributes:
-        origin: what the template was rendered for.
-        template: the former one, which stays; None: as the spec and this operator ask for now.
-        slot: the workload holds a slot of the budget until its pods are replaced; what the processor was before.
-        waits: why the former template stays although another is asked for; empty when nothing waits.
-
-    """
+    """Which template the workload has."""
 
     origin: Origin = field(default_factory=Origin)
+    """What the template was rendered for."""
     template: dict[str, Any] | None = None
+    """The former one, which stays; None: as the spec and this operator ask for now."""
     slot: str = ""
+    """The workload holds a slot of the budget until its pods are replaced; what the processor was before."""
     waits: str = ""
+    """Why the former template stays although another is asked for; empty when nothing waits."""
 
 
 def format_rendered(origin: Origin, template: dict[str, Any]) -> str:

@@ -145,7 +145,7 @@ class Applier:
             decision.replicas,
             decision.resolution,
             decision.sweep_uids,
-            last_decision=observed.workload.decision if observed.workload is not None else "",
+            decision_label=decision.decision_label,
             rollout=decision.rollout,
         )
         wanted = {where(manifest) for manifest in manifests}
@@ -153,16 +153,18 @@ class Applier:
             if where(child) not in wanted and _owned_by(child, processor.uid) and not _moves(observed, decision):
                 await self._kube.delete(where(child))
         live = [self._store.get(*place) for place in map(where, manifests)]
-        found = _hash_of(processor, manifests, live)
+        found = hash_objects(manifests, live, processor.uid)
         if found and found == observed.previous.applied_hash:
             return
         # The hash is of what each apply returned: an edit that came after it differs from that, and is found next time.
         left: list[Body | None] = []
         for manifest in manifests:
-            left.append(await self._apply_one(processor, manifest))
-            if left[-1] is None:
-                return
-        status = decision.status.model_copy(update={"applied_hash": _hash_of(processor, manifests, left)})
+            is_free = await self._is_free(processor, where(manifest))
+            applied = await self._apply(manifest) if is_free else None
+            if applied is None:
+                return  # it was changed at each try, or a namesake's is going: the next round goes on
+            left.append(applied)
+        status = decision.status.model_copy(update={"applied_hash": hash_objects(manifests, left, processor.uid)})
         latest = self._store.resource(key_of(body)) or body
         # Another resource of this name may be there by now.
         if latest["metadata"]["uid"] == processor.uid:
@@ -177,10 +179,6 @@ class Applier:
                 await self._is_free(processor, place)
         for name in decision.finished_jobs:
             await self._kube.delete(Where("Job", processor.namespace, name))
-
-    async def _apply_one(self, processor: Processor, manifest: dict[str, Any]) -> Body | None:
-        """Apply an object; None when it was changed at each try, or a namesake's is going: the next round goes on."""
-        return await self._apply(manifest) if await self._is_free(processor, where(manifest)) else None
 
     async def apply_shared(self, manifest: dict[str, Any]) -> Body | None:
         """Apply an object that resources share; None when it was changed at each try: the next round goes on.
@@ -276,19 +274,15 @@ def _is_left_over(body: Body, processor: Processor) -> bool:
     return ref is not None and (ref["kind"], ref["name"]) == (KIND, processor.name)
 
 
-def _hash_of(processor: Processor, manifests: list[dict[str, Any]], bodies: list[Body | None]) -> str:
-    """Hash what shall be and what is, as `hash_objects`; empty too where something is not the resource's."""
-    owned = all(body is not None and _owned_by(body, processor.uid) for body in bodies)
-    return hash_objects(manifests, bodies) if owned else ""
-
-
-def hash_objects(manifests: list[dict[str, Any]], bodies: list[Body | None]) -> str:
-    """Hash what shall be and what is; empty where something is missing, or not labelled and annotated so."""
+def hash_objects(manifests: list[dict[str, Any]], bodies: list[Body | None], owner: str = "") -> str:
+    """Hash what shall be and what is; empty where something is missing, not labelled and annotated so, or another's."""
     marks: list[tuple[str, ...]] = []
     for manifest, body in zip(manifests, bodies, strict=True):
         place, meta = where(manifest), manifest["metadata"]
         # A change of labels and annotations changes no generation.
         if body is None or not all(_has(body, part, meta[part]) for part in ("labels", "annotations")):
+            return ""
+        if owner and not _owned_by(body, owner):
             return ""
         live = body["metadata"]
         version = live.get("generation") if place.kind in _GENERATIONS else live["resourceVersion"]

@@ -121,7 +121,7 @@ class Controller:
         said = next((informer.failure for informer in (*absent, *failing) if informer.failure), "")
         return said or ("nothing was listed yet" if absent else "")
 
-    def seen(self, body: Body, *, deleted: bool) -> None:
+    def seen(self, body: Body, deleted: bool) -> None:
         """Take what a watch or a listing tells."""
         key = key_of(body)
         if not key[1]:

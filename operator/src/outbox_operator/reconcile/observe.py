@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
 
-from outbox_operator.api.naming import TEMPLATE_LABEL, shared_name, workload_name
+from outbox_operator.api.naming import TEMPLATE_LABEL, workload_name
 from outbox_operator.api.observed import RUNNERS, Observed, Origin, PodView, Problem, Role, Sibling, WorkloadView
 from outbox_operator.api.resources import KIND, Parse, Processor
 from outbox_operator.api.status import ProcessorStatus
@@ -81,14 +81,6 @@ def _view_sibling(body: Body) -> Sibling:
     )
 
 
-class _Asked(NamedTuple):
-    """Which pods a spec asks for now."""
-
-    intent_hash: str
-    origin: Origin
-    image: str
-
-
 @dataclass(frozen=True, slots=True)
 class Observer:
     """Observes one resource at a time, with the help of these."""
@@ -114,21 +106,24 @@ class Observer:
         key = key_of(body)
         labelled = [(pod, role) for pod in self._store.children(key, "Pod") if (role := role_of(pod)) is not None]
         pods = [await self._pod(pod, role, processor) for pod, role in labelled if is_own(pod, self._store)]
-        pods += [await self._shared_pod(pod, processor) for pod in self._find_shared(processor)]
+        # Also those that were made to run it before it moved away from them.
+        shared = [pod for pod in self._store.shared_pods(processor.namespace) if is_own(pod, self._store)]
+        pods += [await self._shared_pod(pod, processor) for pod in shared if _runs(pod, processor.name, processor.uid)]
         own_jobs = [job for job in self._store.children(key, "Job") if is_own(job, self._store)]
         jobs = [view_job(job) for job in own_jobs if role_of(job) is not None]
         holder_gone = await self._holder_gone(previous)
-        siblings = self._siblings(processor)
-        asked = self._describe_asked(processor)
+        namesakes = self._store.with_processor_id(processor.processor_id)
+        siblings = tuple(_view_sibling(each) for each in namesakes if each["metadata"]["uid"] != processor.uid)
+        intent_hash, origin, image = self._describe_asked(processor)
         # Nothing is awaited from here to the decision: a slot that is free now is taken by one resource.
         return Observed(
             processor=processor,
             created=made_at(body),
             previous=previous,
             workload=self._view_workload(processor),
-            intent_hash=asked.intent_hash,
-            origin=asked.origin,
-            image=asked.image,
+            intent_hash=intent_hash,
+            origin=origin,
+            image=image,
             slots=self._slots.look(key),
             pods=tuple(pods),
             jobs=tuple(jobs),
@@ -142,31 +137,29 @@ class Observer:
 
     def _view_workload(self, processor: Processor) -> WorkloadView | None:
         """View the workload; one that is shared as if it were the resource's own."""
-        group = processor.spec.worker.shared
         kind = "Deployment" if processor.spec.engine == "Worker" else "StatefulSet"
-        name = workload_name(processor) if group is None else shared_name(group)
-        body = self._store.get(kind, processor.namespace, name)
-        if body is None or group is None:
-            return None if body is None else view_workload(body)
+        body = self._store.get(kind, processor.namespace, workload_name(processor))
+        if body is None:
+            return None
         view = view_workload(body)
+        if processor.spec.worker.shared is None:
+            return view
         part = read_parts(body["spec"]["template"]["metadata"]).get(processor.name)
         if part is None or part.uid != processor.uid:
             return replace(view, replicas=0, intent_hash="", decision="")
         return replace(view, intent_hash=part.template, decision=part.decision)
 
-    def _describe_asked(self, processor: Processor) -> _Asked:
-        """Say which pods the spec asks for. What is shared has no pace of its own: its pods are replaced at once."""
+    def _describe_asked(self, processor: Processor) -> tuple[str, Origin, str]:
+        """Say which pods the spec asks for: the template's hash, what it is rendered for, its image.
+
+        What is shared has no pace of its own: its pods are replaced at once.
+        """
         if processor.spec.worker.shared is not None:
             asked = hash_member(processor, self._images)
-            return _Asked(asked, Origin(processor.generation, asked), self._images.worker)
+            return asked, Origin(processor.generation, asked), self._images.worker
         template = build_template(processor, self._images)
-        labels = template["metadata"]["labels"]
-        return _Asked(labels[TEMPLATE_LABEL], build_origin(processor, self._images, template), image_of(template))
-
-    def _find_shared(self, processor: Processor) -> list[Body]:
-        """Find the shared pods that were made to run a resource, also where it has moved away from them."""
-        pods = self._store.shared_pods(processor.namespace)
-        return [pod for pod in pods if is_own(pod, self._store) and _runs(pod, processor.name, processor.uid)]
+        asked = template["metadata"]["labels"][TEMPLATE_LABEL]
+        return asked, build_origin(processor, self._images, template), image_of(template)
 
     async def _shared_pod(self, pod: Body, processor: Processor) -> PodView:
         """View a shared pod as one of the resource."""
@@ -179,20 +172,22 @@ class Observer:
         heard = self._reporters.heard(pod)
         waits = seconds_since(meta["creationTimestamp"]) > PATIENCE and is_waiting(pod)
         notes = await self._notes(meta["namespace"], meta["uid"]) if waits else []
-        report = heard.reports.get(processor.name)
-        view = view_pod(pod, role, report=report, reachable=heard.reachable, notes=notes, now=datetime.now(UTC))
-        return replace(view, unreachable_message=heard.unreachable_message)
+        view = view_pod(pod, role, notes, datetime.now(UTC))
+        return replace(
+            view,
+            report=heard.reports.get(processor.name),
+            reachable=heard.reachable,
+            unreachable_message=heard.unreachable_message,
+        )
 
     def _is_foreign(self, pod: Body, role: Role, processor: Processor) -> bool:
         """Tell whether a pod that lives was not made for the resource; nothing owns the pod of a release job."""
-        group = processor.spec.worker.shared
-        workload = workload_name(processor) if group is None else shared_name(group)
         meta = pod["metadata"]
         ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed") or "deletionTimestamp" in meta
         young = seconds_since(meta["creationTimestamp"]) < FOREIGN_AFTER
         if ended or young or role is Role.RELEASE or is_own(pod, self._store):
             return False
-        return not is_orphan(pod, processor.name, workload, self._store)
+        return not is_orphan(pod, processor.name, workload_name(processor), self._store)
 
     def _is_unsettled(self, pod: Body, role: Role) -> bool:
         """Tell whether time alone may tell more of a pod: no change is told of its Events, or of its owner."""
@@ -210,10 +205,6 @@ class Observer:
         events = [event for event in events if event.get("reason") != "Unhealthy"]
         events.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "", reverse=True)
         return [event.get("message", "") for event in events]
-
-    def _siblings(self, processor: Processor) -> tuple[Sibling, ...]:
-        others = self._store.with_processor_id(processor.processor_id)
-        return tuple(_view_sibling(body) for body in others if body["metadata"]["uid"] != processor.uid)
 
     def _is_successor_missing(self, processor: Processor, siblings: tuple[Sibling, ...]) -> bool:
         to = processor.successor

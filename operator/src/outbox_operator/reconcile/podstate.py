@@ -96,20 +96,8 @@ def role_of(body: dict[str, Any]) -> Role | None:
         return None
 
 
-def view_pod(
-    body: dict[str, Any], role: Role, *, report: Report | None, reachable: bool, notes: Sequence[str], now: datetime
-) -> PodView:
-    """Build a pod's view.
-
-    Args:
-        body: the pod.
-        role: what it is for.
-        report: the latest answer of its process.
-        reachable: whether the latest question was answered.
-        notes: messages of the pod's warning Events.
-        now: the time.
-
-    """
+def view_pod(body: dict[str, Any], role: Role, notes: Sequence[str], now: datetime) -> PodView:
+    """Build the view of a pod that was not asked yet; `notes` are the messages of its warning Events."""
     meta, status = body["metadata"], body.get("status") or {}
     ends = (_end_of(each) for each in status.get("containerStatuses") or () if each.get("name") in _OURS)
     ended = next((end for end in ends if end is not None), {})
@@ -124,8 +112,6 @@ def view_pod(
         decision=meta.get("labels", {}).get(DECISION_LABEL, ""),
         job=meta.get("labels", {}).get("batch.kubernetes.io/job-name", ""),
         problem=find_problem(body, notes, now),
-        report=report,
-        reachable=reachable,
         last_words=parse_report(ended.get("message")),
         exit_code=ended.get("exitCode"),
     )

@@ -22,15 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 
 from outbox_core.proof import NONCE_HEADER, SIGNATURE_HEADER, is_same, sign_answer, sign_question
-from outbox_operator.api.naming import SHARED_PREFIX, shared_id, shared_name
+from outbox_operator.api.naming import shared_id, shared_name
 from outbox_operator.api.observed import RUNNERS
-from outbox_operator.decision.reachability import (
-    Cause,
-    Unreachable,
-    address_of,
-    describe_unreachable,
-    is_overdue,
-)
+from outbox_operator.decision.reachability import Cause, Unreachable, address_of, describe_unreachable, is_overdue
 from outbox_operator.reconcile.podstate import parse_reports, role_of
 from outbox_operator.rendering.shared import read_parts
 from outbox_operator.watch.owner_references import is_own
@@ -147,11 +141,11 @@ class Reporters:
             await self._ask(session, pod)
         except Exception:
             # A fault of ours about one pod must not keep all others from being heard.
-            log.exception("asking a pod failed", extra={"pod": "/".join((key_of(pod)[0], pod["metadata"]["name"]))})
+            log.exception("asking a pod failed", extra={"pod": _full_name(pod)})
         self._moved = time.monotonic()
 
     async def _ask(self, session: aiohttp.ClientSession, pod: Body) -> None:
-        entry, namespace = self._heard.setdefault(_uid(pod), Heard()), key_of(pod)[0]
+        entry = self._heard.setdefault(_uid(pod), Heard())
         before = replace(entry)
         answer = await self._fetch(session, pod) if _answers(pod) else None
         if isinstance(answer, list):
@@ -163,11 +157,11 @@ class Reporters:
             entry.missed += 1
             entry.unreachable_message = self._describe_unreachable(pod, entry, answer)
             if entry.missed == PATIENCE:
-                name = "/".join((namespace, pod["metadata"]["name"]))
-                log.info("a pod is not heard", extra={"pod": name, "why": answer.words if answer is not None else ""})
+                why = answer.words if answer is not None else ""
+                log.info("a pod is not heard", extra={"pod": _full_name(pod), "why": why})
         everyone = (entry.reachable, entry.unreachable_message) != (before.reachable, before.unreachable_message)
         for name in resources_of(pod):
-            about, was, now = (namespace, name), before.reports.get(name), entry.reports.get(name)
+            about, was, now = (key_of(pod)[0], name), before.reports.get(name), entry.reports.get(name)
             if everyone or news_in(now) != news_in(was):
                 self._notify(about, self._limiters[about].wait(time.monotonic()))
             elif figures_in(now) != figures_in(was):
@@ -186,8 +180,7 @@ class Reporters:
         """Find for whom a pod's key was made: its name, and what the key is derived of; None: it is gone."""
         if is_shared(pod):
             namespace, label = key_of(pod)
-            group = label.removeprefix(SHARED_PREFIX)
-            return shared_name(group), shared_id(namespace, group)
+            return shared_name(label), shared_id(namespace, label)
         resource = self._store.resource(key_of(pod))
         return None if resource is None else (resource["metadata"]["name"], _uid(resource))
 
@@ -196,7 +189,7 @@ class Reporters:
         owner = self._find_owner(pod)
         if owner is None:
             return None
-        question = ask("GET", "/status", _uid(pod), self._keys.of(owner[1]))
+        question = Question("GET", "/status", _uid(pod), self._keys.of(owner[1]))
         try:
             async with self._slots:
                 return await fetch_reports(session, f"http://{address_of(pod)}", question, most=len(resources_of(pod)))
@@ -220,36 +213,27 @@ def classify_error(err: Exception) -> Unreachable:
     return Unreachable(Cause.OTHER, os.strerror(number) if number else type(err).__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A signed question."""
+class Question:
+    """A question to a pod, signed."""
 
-    method: str
-    path: str
-    body: bytes
-    key: bytes = field(repr=False)
-    nonce: str
-    signature: str
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What goes with it."""
-        return {NONCE_HEADER: self.nonce, SIGNATURE_HEADER: self.signature, "Content-Type": "application/json"}
+    def __init__(self, method: str, path: str, pod_uid: str, key: bytes, body: bytes = b"") -> None:
+        nonce = secrets.token_hex(16)
+        self._method, self._path, self._body, self._key = method, path, body, key
+        self._signature = sign_question(key, pod_uid, nonce, method, path, body)
+        self.headers = {NONCE_HEADER: nonce, SIGNATURE_HEADER: self._signature, "Content-Type": "application/json"}
 
     def send(self, session: aiohttp.ClientSession, place: str) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Send it to a process, and to no other one that this sends it on to."""
-        url, data = f"{place}{self.path}", self.body or None
-        return session.request(self.method, url, data=data, headers=self.headers, allow_redirects=False)
+        url, data = f"{place}{self._path}", self._body or None
+        return session.request(self._method, url, data=data, headers=self.headers, allow_redirects=False)
 
-
-def ask(method: str, path: str, pod_uid: str, key: bytes, body: bytes = b"") -> Asked:
-    """Sign a question to a pod."""
-    nonce = secrets.token_hex(16)
-    return Asked(method, path, body, key, nonce, sign_question(key, pod_uid, nonce, method, path, body))
+    def is_answered_by(self, signature: str, text: bytes) -> bool:
+        """Tell whether an answer is signed with the same key, and answers this very question."""
+        return is_same(signature, sign_answer(self._key, self._signature, text))
 
 
 async def fetch_reports(
-    session: aiohttp.ClientSession, place: str, asked: Asked, *, most: int = 1
+    session: aiohttp.ClientSession, place: str, question: Question, *, most: int = 1
 ) -> list[Report] | Unreachable:
     """Ask one process for its reports, `most` of them, and say why what it answers is not taken.
 
@@ -259,7 +243,7 @@ async def fetch_reports(
         aiohttp.ClientError, TimeoutError, OSError: it does not answer.
 
     """
-    async with asked.send(session, place) as answer:
+    async with question.send(session, place) as answer:
         if answer.status != 200:
             cause = Cause.OTHER_KEY if answer.status == 401 else Cause.NO_WORKER
             return Unreachable(cause, f"it answers {answer.status}")
@@ -270,7 +254,7 @@ async def fetch_reports(
         return Unreachable(Cause.NO_WORKER, "its answer is no report")
     if signature is None:
         return Unreachable(Cause.OTHER_KEY, "it does not sign its answers")
-    if not is_same(signature, sign_answer(asked.key, asked.signature, text)):
+    if not question.is_answered_by(signature, text):
         return Unreachable(Cause.OTHER_KEY, "its answer is signed with that one")
     return reports
 
@@ -290,6 +274,10 @@ def _uid(pod: Body) -> str:
     return uid
 
 
+def _full_name(pod: Body) -> str:
+    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+
+
 def resources_of(pod: Body) -> list[str]:
     """Name the resources that a pod runs."""
     return list(read_parts(pod["metadata"])) if is_shared(pod) else [key_of(pod)[1]]
@@ -304,7 +292,7 @@ def news_in(report: Report | None) -> Any:
     """What of a report is news at once; figures that always move wait for the next look."""
     if report is None:
         return None
-    lease = report.lease
+    lease, mark = report.lease, report.high_water_mark
     return (
         report.instance,
         report.state,
@@ -317,7 +305,7 @@ def news_in(report: Report | None) -> Any:
         report.conflicts.unowned_calls,
         report.conflicts.open,
         report.conflicts.last,
-        _high_water_mark(report),
+        (mark.transaction_id if mark.stalled else "") if mark is not None else None,
         _trouble(report),
         frozenset((held.partition, held.pod) for held in report.leases),
         report.unfinished.consumers if report.unfinished is not None else None,
@@ -329,25 +317,18 @@ def figures_in(report: Report | None) -> Any:
     """What of a report status shows and moves all the time; the time, and a mark that moves, are no figures."""
     if report is None:
         return None
-    mark = report.high_water_mark if report.high_water_mark is not None and report.high_water_mark.stalled else None
+    mark = report.high_water_mark
     return (
         report.checkpoints,
         report.lag,
         report.failures,
-        mark,
+        mark if mark is not None and mark.stalled else None,
         report.rebuild,
         report.unfinished,
         report.executors,
         report.start_from_used,
         report.advice,
     )
-
-
-def _high_water_mark(report: Report) -> str | None:
-    """Whether it was looked at, and who holds it while it stands still."""
-    if report.high_water_mark is None:
-        return None
-    return report.high_water_mark.transaction_id if report.high_water_mark.stalled else ""
 
 
 def _trouble(report: Report) -> Any:
@@ -367,9 +348,9 @@ async def tell_intent(pods: list[Body], intent: Intent, key: bytes, resources: l
     body = json.dumps({"intent": intent} if resources is None else {"intent": intent, "resources": resources}).encode()
 
     async def tell(session: aiohttp.ClientSession, pod: Body) -> None:
-        asked = ask("POST", "/intent", _uid(pod), key, body)
+        question = Question("POST", "/intent", _uid(pod), key, body)
         try:
-            async with asked.send(session, f"http://{address_of(pod)}") as answer:
+            async with question.send(session, f"http://{address_of(pod)}") as answer:
                 if answer.status != 200:
                     log.warning("intent refused", extra={"pod": pod["metadata"]["name"], "status": answer.status})
         except (aiohttp.ClientError, TimeoutError, OSError) as err:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.report import Intent
-from outbox_operator.api.naming import INTENT_ANNOTATION, SHARED_PREFIX, label_decision, shared_id
+from outbox_operator.api.naming import INTENT_ANNOTATION, shared_id
 from outbox_operator.cluster.kube import KubeError, where
 from outbox_operator.reconcile.apply import ObstacleError, build_refusal, hash_objects
 from outbox_operator.reconcile.reports import tell_intent
@@ -41,7 +41,6 @@ class SharedPods:
     """The groups of resources that share pods."""
 
     def __init__(self, kube: Kube, store: Store, images: Images, applier: Applier) -> None:
-        """Write through these."""
         self._kube = kube
         self._store = store
         self._images = images
@@ -62,11 +61,9 @@ class SharedPods:
         """
         key, group, member = key_of(body), group_of(body), None
         if observed is not None and decision is not None:
-            last = observed.workload.decision if observed.workload is not None else ""
-            made = label_decision(decision.resolution) or last
             member = Member(
-                observed.processor, decision.replicas, decision.resolution, decision.sweep_uids, made,
-                created=observed.created,
+                observed.processor, decision.replicas, decision.resolution, decision.sweep_uids,
+                decision.decision_label, created=observed.created,
             )  # fmt: skip
         known = self._store.resource(key)
         is_here = known is not None and known["metadata"]["uid"] == body["metadata"]["uid"]
@@ -117,13 +114,12 @@ class SharedPods:
         return (obstacle, misfits) != before
 
     async def _make(self, group: Key, members: list[Member]) -> None:
-        namespace, name = group[0], group[1].removeprefix(SHARED_PREFIX)
         pods = [
             pod
             for pod in self._store.children(group, "Pod")
             if "deletionTimestamp" not in pod["metadata"] and is_own(pod, self._store)
         ]
-        manifests = build_shared(namespace, name, members, self._images, at_once=runs_what_left(pods, members))
+        manifests = build_shared(group, members, self._images, at_once=runs_what_left(pods, members))
         places = [where(manifest) for manifest in manifests]
         await self._keep_claims(group, pods, manifests[-1]["spec"]["template"]["metadata"] if manifests else {})
         for child in self._store.children(group, *OWNED_KINDS):
@@ -132,19 +128,18 @@ class SharedPods:
         if not manifests:
             self._left.pop(group, None)
             return
-        live = [self._store.get(place.kind, place.namespace, place.name) for place in places]
+        live = [self._store.get(*place) for place in places]
         found = hash_objects(manifests, live)
         if not found or found != self._left.get(group):
             live = [await self._applier.apply_shared(manifest) for manifest in manifests]
             self._left[group] = hash_objects(manifests, live)
         deployment = live[-1]
         if deployment is not None and not _is_ready(deployment):
-            key = build_shared_key(namespace, name, deployment["metadata"]["uid"], self._images.keys)
-            await self._kube.create(key)
+            await self._kube.create(build_shared_key(group, deployment["metadata"]["uid"], self._images.keys))
 
     async def _keep_claims(self, group: Key, pods: Sequence[Body], wanted: Mapping[str, Any]) -> None:
         """Tell pods that are about to go which resources stay; of the others the claim is for the next one to take."""
-        key = self._images.keys.of(shared_id(group[0], group[1].removeprefix(SHARED_PREFIX)))
+        key = self._images.keys.of(shared_id(*group))
         for pod in pods:
             parts = read_parts(pod["metadata"])
             if parts != read_parts(wanted):

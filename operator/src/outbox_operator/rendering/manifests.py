@@ -27,7 +27,6 @@ from outbox_operator.api.naming import (
     child_name,
     config_name,
     driver_name,
-    label_decision,
     labels_of,
     selector_of,
     workload_name,
@@ -71,6 +70,11 @@ def build_config(
     )
 
 
+def dump_config(processor: Processor, images: Images) -> dict[str, Any]:
+    """Write what of the configuration replaces pods, without defaults: a field that a later version adds does not."""
+    return build_config(processor, images).model_dump(mode="json", exclude={"generation"}, exclude_defaults=True)
+
+
 def format_config(config: ProcessorConfig) -> str:
     """Write processor.json, without what is as it is by default: an older worker need not know such a field."""
     return config.model_dump_json(by_alias=True, exclude_defaults=True, indent=1)
@@ -85,10 +89,8 @@ def build_template(processor: Processor, images: Images) -> dict[str, Any]:
     """Build the pod template, labelled with its hash."""
     build = build_worker_pod if processor.spec.engine is Engine.WORKER else build_driver_pod
     template = build(processor, images)
-    # Without defaults: a field that a later version adds replaces no pod.
-    config = build_config(processor, images).model_dump(mode="json", exclude={"generation"}, exclude_defaults=True)
     extra = build_executor_template(processor, processor.spec.spark, images) if processor.spec.spark is not None else ""
-    template["metadata"]["labels"][TEMPLATE_LABEL] = hash_of([template, config, extra])
+    template["metadata"]["labels"][TEMPLATE_LABEL] = hash_of([template, dump_config(processor, images), extra])
     return template
 
 
@@ -120,48 +122,56 @@ def build_config_map(
 
 
 def build_workload(
-    processor: Processor, images: Images, replicas: int, decision: str = "", rollout: Rollout | None = None
+    processor: Processor, images: Images, replicas: int, decision_label: str = "", rollout: Rollout | None = None
 ) -> dict[str, Any]:
     """Build the Deployment of a worker or the StatefulSet of a driver, with the pod template that `rollout` says.
 
     Neither ever adds a pod before one was told to go: two of one resource would only wait for each other's lease.
-    A process reads a person's `decision` at its start, so a corrected one replaces the pods that wait with the former.
+    A process reads a person's decision at its start, so a corrected one replaces the pods that wait with the former.
     """
     template = build_template(processor, images)
     rollout = rollout or Rollout(build_origin(processor, images, template))
     template = rollout.template or template
-    if decision:
+    if decision_label:
         meta = template["metadata"]
-        template = {**template, "metadata": {**meta, "labels": {**meta["labels"], DECISION_LABEL: decision}}}
-    worker = processor.spec.engine is Engine.WORKER
-    role = Role.WORKER if worker else Role.DRIVER
-    spec: dict[str, Any] = {
-        "replicas": replicas,
-        "revisionHistoryLimit": 2,
-        "selector": {"matchLabels": selector_of(processor.name, role)},
-        "template": template,
-    }
-    if worker:
-        spec["strategy"] = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
-    else:
-        spec |= {"serviceName": driver_name(processor.name), "podManagementPolicy": "Parallel"}
+        template = {**template, "metadata": {**meta, "labels": {**meta["labels"], DECISION_LABEL: decision_label}}}
     notes = {RENDERED_ANNOTATION: format_rendered(rollout.origin, template)}
     if rollout.slot:
         notes[SLOT_ANNOTATION] = rollout.slot
     meta = {**build_meta(processor, workload_name(processor)), "annotations": notes}
-    return build_object("Deployment" if worker else "StatefulSet", meta, spec=spec)
+    if processor.spec.engine is Engine.WORKER:
+        return build_deployment(meta, processor.name, replicas, template)
+    spec = _build_replicas(selector_of(processor.name, Role.DRIVER), replicas, template)
+    only = {"serviceName": driver_name(processor.name), "podManagementPolicy": "Parallel"}
+    return build_object("StatefulSet", meta, spec=spec | only)
 
 
-def build_budget(metadata: dict[str, Any], name: str) -> dict[str, Any]:
-    """Build what lets a drain take one replica at a time; a single one is never held up by it.
+def build_deployment(
+    metadata: dict[str, Any], label: str, replicas: int, template: dict[str, Any], *, at_once: bool = False
+) -> dict[str, Any]:
+    """Build a Deployment of workers with this label; `at_once`: former pods end before others begin, not one by one."""
+    one_by_one = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+    spec = _build_replicas(selector_of(label, Role.WORKER), replicas, template)
+    spec["strategy"] = {"type": "Recreate"} if at_once else one_by_one
+    return build_object("Deployment", metadata, spec=spec)
 
-    `name` is the value of the pods' label.
-    """
+
+def _build_replicas(selector: dict[str, str], replicas: int, template: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "replicas": replicas,
+        "revisionHistoryLimit": 2,
+        "selector": {"matchLabels": selector},
+        "template": template,
+    }
+
+
+def build_budget(metadata: dict[str, Any], label: str) -> dict[str, Any]:
+    """Build what lets a drain take one replica with this label at a time; a single one is never held up by it."""
     spec = {
         "maxUnavailable": 1,
         # A pod that is not ready protects nothing.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": {"matchLabels": selector_of(name, Role.WORKER)},
+        "selector": {"matchLabels": selector_of(label, Role.WORKER)},
     }
     return build_object("PodDisruptionBudget", metadata, spec=spec)
 
@@ -173,21 +183,10 @@ def build_owned(
     resolution: Resolution | None,
     sweep_uids: Sequence[str],
     *,
-    last_decision: str = "",
+    decision_label: str = "",
     rollout: Rollout | None = None,
 ) -> list[dict[str, Any]]:
-    """Build all that shall exist for a resource, in the order in which it is made.
-
-    Args:
-        processor: the resource.
-        images: for what names none.
-        replicas: pods that handle messages.
-        resolution: a person's decision that pods shall carry out.
-        sweep_uids: claims that may be replaced.
-        last_decision: hash of the former decision, which stays on the pods: to forget it is no reason to replace them.
-        rollout: which pod template the workload has; None: as the spec asks for now.
-
-    """
+    """Build all that shall exist for a resource, in the order in which it is made."""
     if processor.spec.worker.shared is not None:
         return []  # `shared.py` makes what it shares
     if rollout is not None and rollout.template is not None:
@@ -198,8 +197,7 @@ def build_owned(
         owned += build_rights(processor, images)
     if images.budgets and processor.spec.engine is Engine.WORKER and processor.spec.worker.replicas > 1:
         owned.append(build_budget(build_meta(processor, workload_name(processor)), processor.name))
-    decision = label_decision(resolution) or last_decision
-    owned.append(build_workload(processor, images, replicas, decision, rollout))
+    owned.append(build_workload(processor, images, replicas, decision_label, rollout))
     return [stamped(manifest) for manifest in owned]
 
 
@@ -211,18 +209,38 @@ def stamped(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def build_key(processor: Processor, keys: Keys) -> dict[str, Any]:
-    """Build the Secret with the resource's key; it is created and never changed, so that it need not be read."""
+    """Build the Secret with the resource's key."""
     meta = build_meta(processor, keys.secret_name(processor.name, processor.uid))
-    data = {KEY_PATH.name: base64.b64encode(keys.of(processor.uid)).decode()}
-    return build_object("Secret", meta, type="Opaque", immutable=True, data=data)
+    return build_key_secret(meta, keys.of(processor.uid))
+
+
+def build_key_secret(metadata: dict[str, Any], key: bytes) -> dict[str, Any]:
+    """Build a Secret with a key; it is created and never changed, so that it need not be read."""
+    data = {KEY_PATH.name: base64.b64encode(key).decode()}
+    return build_object("Secret", metadata, type="Opaque", immutable=True, data=data)
 
 
 def build_job(
     processor: Processor, images: Images, name: str, role: Role, sweep_uids: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Build a short-lived job that tries the claim, which those of `sweep_uids` may not keep, or gives it away."""
-    arguments = ["--try-claim"] if role is Role.CLAIM else ["--hand-over", str(processor.successor)]
-    return _job(processor, images, name, role, arguments, sweep_uids)
+    """Build a short-lived job that tries the claim, which those of `sweep_uids` may not keep, or gives it away or up.
+
+    Its configuration is in it: an operator that ends between two objects would leave one without, and a resource that
+    is gone, or that shares its pods, has no ConfigMap.
+    """
+    arguments = {
+        Role.CLAIM: ["--try-claim"],
+        Role.HAND_OVER: ["--hand-over", str(processor.successor)],
+        Role.RELEASE: ["--release-claim"],
+    }
+    config = build_config(processor, images, sweep_uids=sweep_uids).model_copy(update={"spark": None})
+    spec = {
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": JOB_SECONDS[role],
+        "ttlSecondsAfterFinished": 300,
+        "template": build_job_pod(processor, images, role, arguments[role], format_config(config)),
+    }
+    return build_object("Job", {**build_meta(processor, name), "labels": labels_of(processor.name, role)}, spec=spec)
 
 
 def build_release(processor: Processor, images: Images) -> dict[str, Any]:
@@ -231,31 +249,8 @@ def build_release(processor: Processor, images: Images) -> dict[str, Any]:
     Nothing owns the job, for its resource is gone; it ends by itself and is swept by its time to live.
     """
     name = child_name(processor.name, f"release-{processor.uid[:5]}")
-    job = _job(processor, images, name, Role.RELEASE, ["--release-claim"])
+    job = build_job(processor, images, name, Role.RELEASE)
     job["metadata"].pop("ownerReferences")
     job["metadata"]["annotations"] = {RELEASED_ANNOTATION: processor.uid}
     job["spec"] |= {"suspend": True, "ttlSecondsAfterFinished": 10}
     return job
-
-
-def _job(
-    processor: Processor,
-    images: Images,
-    name: str,
-    role: Role,
-    arguments: list[str],
-    sweep_uids: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Build a job with its configuration in it: an operator that ends between two objects would leave one without.
-
-    A resource that is gone, or that shares its pods, has no ConfigMap.
-    """
-    config = build_config(processor, images, sweep_uids=sweep_uids)
-    carried = config.model_copy(update={"spark": None})
-    spec = {
-        "backoffLimit": 0,
-        "activeDeadlineSeconds": JOB_SECONDS[role],
-        "ttlSecondsAfterFinished": 300,
-        "template": build_job_pod(processor, images, role, arguments, format_config(carried)),
-    }
-    return build_object("Job", {**build_meta(processor, name), "labels": labels_of(processor.name, role)}, spec=spec)

@@ -19,7 +19,6 @@ from outbox_operator.api.naming import (
     labels_of,
     selector_of,
     shared_id,
-    shared_label,
     shared_name,
 )
 from outbox_operator.api.observed import Role
@@ -210,21 +209,21 @@ def build_worker_pod(processor: Processor, images: Images) -> dict[str, Any]:
     return _overlaid(template, worker.pod_template, processor, Role.WORKER)
 
 
-def build_shared_pod(namespace: str, group: str, secrets: Sequence[str], images: Images) -> dict[str, Any]:
-    """Build the pod template of several resources; `secrets` are those of all their connections.
+def build_shared_pod(namespace: str, label: str, secrets: Sequence[str], images: Images) -> dict[str, Any]:
+    """Build the pod template of several resources, labelled so; `secrets` are those of all their connections.
 
     A Secret that is missing keeps nothing from starting: the processor that needs it says so.
     """
-    name, mounts = shared_label(group), Mounts()
-    mounts.add("processors", PROCESSORS_PATH, {"configMap": {"name": shared_name(group)}}, readOnly=True)
+    mounts = Mounts()
+    mounts.add("processors", PROCESSORS_PATH, {"configMap": {"name": shared_name(label)}}, readOnly=True)
     mounts.add_scratch()
     for number, secret in enumerate(secrets):
         mounts.add_secret(f"connection-{number}", CONNECTIONS_PATH / secret, secret, optional=True)
     container = _container(WORKER_CONTAINER, images.worker, None, Role.WORKER)
     container["args"] = ["--processors", str(PROCESSORS_PATH)]
-    key = images.keys.secret_name(shared_name(group), shared_id(namespace, group))
-    template = _build_runner(name, images, container, mounts, Role.WORKER, secret=key)
-    template["spec"]["topologySpreadConstraints"] = _spread(selector_of(name, Role.WORKER))
+    key = images.keys.secret_name(shared_name(label), shared_id(namespace, label))
+    template = _build_runner(label, images, container, mounts, Role.WORKER, secret=key)
+    template["spec"]["topologySpreadConstraints"] = _spread(selector_of(label, Role.WORKER))
     return template
 
 
@@ -283,13 +282,7 @@ def build_job_pod(
 ) -> dict[str, Any]:
     """Build the pod of a short-lived job of the worker image; also for a Spark processor.
 
-    Args:
-        processor: the resource.
-        images: for what names none.
-        role: what the job is for.
-        arguments: of the worker.
-        config: processor.json, which the pod carries itself.
-
+    The pod carries its `config`, processor.json, itself.
     """
     mounts = Mounts()
     carried = {"path": CONFIG_KEY, "fieldRef": {"fieldPath": f"metadata.annotations['{CONFIG_ANNOTATION}']"}}

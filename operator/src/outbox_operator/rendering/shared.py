@@ -6,24 +6,23 @@ its spec asks for: so each resource looks at a shared pod as at one of its own.
 
 from __future__ import annotations
 
-import base64
 import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from outbox_core.config import KEY_PATH
-from outbox_operator.api.naming import (
-    MEMBERS_ANNOTATION,
-    labels_of,
-    selector_of,
-    shared_id,
-    shared_label,
-    shared_name,
-)
-from outbox_operator.api.observed import Problem, Role
+from outbox_operator.api.naming import MEMBERS_ANNOTATION, build_object, labels_of, refer_to, shared_id, shared_name
+from outbox_operator.api.observed import Problem
 from outbox_operator.api.reasons import Reason
-from outbox_operator.api.resources import API_VERSION, KIND
-from outbox_operator.rendering.manifests import build_budget, build_config, format_config, hash_of, stamped
+from outbox_operator.rendering.manifests import (
+    build_budget,
+    build_config,
+    build_deployment,
+    build_key_secret,
+    dump_config,
+    format_config,
+    hash_of,
+    stamped,
+)
 from outbox_operator.rendering.pods import build_shared_pod, secrets_of
 
 if TYPE_CHECKING:
@@ -38,20 +37,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a resource wants in the pods that it shares.
-
-    Attributes:
-        replicas: pods; 0: it is left out of them.
-        created: when the resource was.
-        decision: hash of a person's decision about a conflict, the present one or the last.
-
-    """
+    """What a resource wants in the pods that it shares; with 0 replicas it is left out of them."""
 
     processor: Processor
     replicas: int
     resolution: Resolution | None = None
     sweep_uids: tuple[str, ...] = ()
     decision: str = ""
+    """Hash of a person's decision about a conflict, the present one or the last."""
     created: datetime = field(kw_only=True)
 
 
@@ -66,8 +59,7 @@ class Part:
 
 def hash_member(processor: Processor, images: Images) -> str:
     """Hash what of a resource replaces pods, as `build_template` does for pods of its own; another group has others."""
-    config = build_config(processor, images).model_dump(mode="json", exclude={"generation"}, exclude_defaults=True)
-    return hash_of([processor.spec.worker.shared, images.worker, images.user, config])
+    return hash_of([processor.spec.worker.shared, images.worker, images.user, dump_config(processor, images)])
 
 
 def format_parts(members: Sequence[Member], images: Images) -> str:
@@ -124,7 +116,7 @@ def _source_of(processor: Processor) -> str:
 
 
 def build_shared(
-    namespace: str, group: str, members: Sequence[Member], images: Images, *, at_once: bool = False
+    group: tuple[str, str], members: Sequence[Member], images: Images, *, at_once: bool = False
 ) -> list[dict[str, Any]]:
     """Build what a group has, in the order in which it is made, the Deployment last; nothing for no resource.
 
@@ -133,10 +125,10 @@ def build_shared(
     """
     if not members:
         return []
-    metadata = _build_meta(namespace, group, members)
+    metadata = _build_meta(group, members)
     running = [each for each in members if each.replicas]
     secrets = sorted({secret for each in running for secret in secrets_of(each.processor).values()})
-    template = build_shared_pod(namespace, group, secrets, images)
+    template = build_shared_pod(*group, secrets, images)
     template["metadata"]["annotations"] = {MEMBERS_ANNOTATION: format_parts(running, images)}
     files = {
         f"{each.processor.name}.json": format_config(
@@ -144,57 +136,27 @@ def build_shared(
         )
         for each in running
     }
-    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": files}
     replicas = max((each.replicas for each in running), default=0)
-    budgets = [build_budget(metadata, shared_label(group))] if images.budgets and replicas > 1 else []
-    one_by_one = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
-    deployment = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": metadata,
-        "spec": {
-            "replicas": replicas,
-            "revisionHistoryLimit": 2,
-            "selector": {"matchLabels": selector_of(shared_label(group), Role.WORKER)},
-            "template": template,
-            "strategy": {"type": "Recreate"} if at_once else one_by_one,
-        },
-    }
-    return [stamped(each) for each in (config_map, *budgets, deployment)]
+    budgets = [build_budget(metadata, group[1])] if images.budgets and replicas > 1 else []
+    deployment = build_deployment(metadata, group[1], replicas, template, at_once=at_once)
+    return [stamped(each) for each in (build_object("ConfigMap", metadata, data=files), *budgets, deployment)]
 
 
-def build_shared_key(namespace: str, group: str, deployment_uid: str, keys: Keys) -> dict[str, Any]:
-    """Build the Secret with the key of the shared pods; it is created and never changed, and goes with the Deployment.
+def build_shared_key(group: tuple[str, str], deployment_uid: str, keys: Keys) -> dict[str, Any]:
+    """Build the Secret with the key of the shared pods, which goes with the Deployment.
 
     Its owners could not be the resources: they come and go.
     """
-    of = shared_id(namespace, group)
-    owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": shared_name(group), "uid": deployment_uid}
-    meta = _build_meta(namespace, group, ())
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": meta | {"name": keys.secret_name(shared_name(group), of), "ownerReferences": [owner]},
-        "type": "Opaque",
-        "immutable": True,
-        "data": {KEY_PATH.name: base64.b64encode(keys.of(of)).decode()},
-    }
+    name, of = shared_name(group[1]), shared_id(*group)
+    owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": name, "uid": deployment_uid}
+    meta = _build_meta(group, ()) | {"name": keys.secret_name(name, of), "ownerReferences": [owner]}
+    return build_key_secret(meta, keys.of(of))
 
 
-def _build_meta(namespace: str, group: str, members: Sequence[Member]) -> dict[str, Any]:
-    owners = [
-        {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "name": each.processor.name,
-            "uid": each.processor.uid,
-            "blockOwnerDeletion": False,
-        }
-        for each in members
-    ]
+def _build_meta(group: tuple[str, str], members: Sequence[Member]) -> dict[str, Any]:
     return {
-        "name": shared_name(group),
-        "namespace": namespace,
-        "labels": labels_of(shared_label(group)),
-        "ownerReferences": owners,
+        "name": shared_name(group[1]),
+        "namespace": group[0],
+        "labels": labels_of(group[1]),
+        "ownerReferences": [{**refer_to(each.processor), "blockOwnerDeletion": False} for each in members],
     }

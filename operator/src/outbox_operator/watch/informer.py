@@ -21,14 +21,7 @@ from outbox_operator.cluster.kube import Kube, KubeError
 from outbox_operator.watch.store import METADATA_ONLY, Body, Listing, Store, slim
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
-    class Seen(Protocol):
-        """Takes an object, or its deletion."""
-
-        def __call__(self, body: Body, *, deleted: bool) -> None:
-            """Take it."""
-
+    from collections.abc import Callable
 
 GRACE: Final = 5.0
 """How long a watch may take to deliver what a listing has seen."""
@@ -43,13 +36,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Informer:
-    """One kind in one namespace (empty: in all); tells what differs from the store."""
+    """One kind in one namespace (empty: in all); tells what differs from the store, and whether it was deleted."""
 
     _kube: Kube
     _store: Store
     _kind: str
     _namespace: str
-    _seen: Seen
+    _seen: Callable[[Body, bool], None]
     _check_seconds: float
     _failing_since: float | None = field(default=None, init=False)
     failure: str = field(default="", init=False)
@@ -87,9 +80,9 @@ class Informer:
         """List everything and bring the store up to it."""
         listing = await self._fetch(metadata_only=self._kind in METADATA_ONLY, keep=slim)
         for body in self._store.find_newer(listing):
-            self._seen(body, deleted=False)
+            self._seen(body, False)
         for body in self._store.find_gone(listing):
-            self._seen(body, deleted=True)
+            self._seen(body, True)
         self.listed.set()
 
     async def _fetch(self, **how: Any) -> Listing:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from outbox_operator.api.naming import SHARED_PREFIX, shared_name
+from outbox_operator.api.naming import shared_name
 from outbox_operator.api.resources import KIND
 from outbox_operator.watch.store import Body, Store, is_shared, key_of
 
@@ -44,8 +44,7 @@ def is_own(body: Body, store: Store) -> bool:
     if not is_shared(body):
         return top == KIND
     # What is shared ends at the Deployment, which several resources own.
-    group = key_of(body)[1].removeprefix(SHARED_PREFIX)
-    return (top, owners[-1]["metadata"]["name"]) == ("Deployment", shared_name(group))
+    return (top, owners[-1]["metadata"]["name"]) == ("Deployment", shared_name(key_of(body)[1]))
 
 
 def is_orphan(body: Body, resource: str, workload: str, store: Store) -> bool:

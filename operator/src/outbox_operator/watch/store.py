@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_operator.api.naming import PROCESSOR_LABEL, SHARED_PREFIX, SLOT_ANNOTATION, shared_label
+from outbox_operator.api.naming import PROCESSOR_LABEL, SHARED_PREFIX, SLOT_ANNOTATION
 from outbox_operator.api.resources import KIND
 from outbox_operator.cluster.kube import Where, version_of, where
 
@@ -245,7 +245,7 @@ def processor_id_of(body: Body) -> str:
 def group_of(body: Body) -> Key | None:
     """Say which pods a resource shares: the key of the objects that are made for them; None: it has its own."""
     group = ((body.get("spec") or {}).get("worker") or {}).get("shared")
-    return None if group is None else (body["metadata"]["namespace"], shared_label(str(group)))
+    return None if group is None else (body["metadata"]["namespace"], f"{SHARED_PREFIX}{group}")
 
 
 _KEPT_SPEC: Final = {

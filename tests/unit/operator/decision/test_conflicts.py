@@ -10,6 +10,7 @@ import pytest
 from outbox_core.config import ResolutionAction
 from outbox_core.report import Reason, WorkerState
 from outbox_operator.api.naming import label_decision
+from outbox_operator.api.observed import WorkloadView
 from outbox_operator.api.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
 from outbox_operator.api.status import Phase
 from outbox_operator.decision.decide import decide
@@ -17,6 +18,7 @@ from tests.unit.operator.building import (
     ACTIVE,
     BLOCKED,
     GRANTED,
+    HASH,
     NOW,
     OTHER,
     build_conflict,
@@ -36,9 +38,12 @@ def test_a_decided_conflict_is_carried_out_and_then_forgotten():
     assert before.resolution is not None
     assert (before.resolution.action, before.resolution.pair) == (ResolutionAction.REWIND, "790:40")
     assert before.remove_annotations == ()
-    started = replace(ACTIVE, decision=label_decision(before.resolution))
-    after = decide(build_observed(started, previous=before.status, processor=processor), NOW)
+    label = label_decision(before.resolution)
+    assert before.decision_label == label
+    started, workload = replace(ACTIVE, decision=label), WorkloadView(1, HASH, decision=label)
+    after = decide(build_observed(started, previous=before.status, processor=processor, workload=workload), NOW)
     assert after.status.conflicts.open is None
+    assert (after.resolution, after.decision_label) == (None, label), "to forget it is no reason to replace pods"
     assert after.remove_annotations == (REWIND_ANNOTATION,)
     assert "ConflictResolved" in [event.reason for event in after.events]
 

@@ -23,7 +23,7 @@ from outbox_operator.decision.reachability import (
     describe_unreachable,
     is_overdue,
 )
-from outbox_operator.reconcile.reports import PATIENCE, Heard, Reporters, ask, classify_error, fetch_reports
+from outbox_operator.reconcile.reports import PATIENCE, Heard, Question, Reporters, classify_error, fetch_reports
 from tests.unit.operator.building import ACTIVE, GRANTED, NOW, build_observed, build_pod, build_report
 from tests.unit.operator.owned import EVERYTHING, LONG_AGO, REPLICA_SET, store_of
 from tests.unit.operator.owned import build_pod as build_body
@@ -42,7 +42,7 @@ async def question_to(port: int) -> Unreachable:
     timeout = aiohttp.ClientTimeout(total=0.6, connect=0.3)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         try:
-            found = await fetch_reports(session, f"http://127.0.0.1:{port}", ask("GET", "/status", "pod", b"key"))
+            found = await fetch_reports(session, f"http://127.0.0.1:{port}", Question("GET", "/status", "pod", b"key"))
         except (aiohttp.ClientError, TimeoutError, OSError) as err:
             return classify_error(err)
     assert isinstance(found, Unreachable)

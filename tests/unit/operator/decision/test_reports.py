@@ -21,7 +21,7 @@ from outbox_core.report import (
 )
 from outbox_operator.api.keys import Keys
 from outbox_operator.decision.reachability import Cause, Unreachable
-from outbox_operator.reconcile.reports import LONGEST_REPORT, ask, fetch_reports, news_in
+from outbox_operator.reconcile.reports import LONGEST_REPORT, Question, fetch_reports, news_in
 from tests.unit.operator.building import NOW, build_report
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ async def pod() -> AsyncIterator[str]:
 
 async def heard_at(pod: str, path: str) -> Report | Unreachable:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
-        found = await fetch_reports(session, pod, ask("GET", f"/{path}", POD, KEY))
+        found = await fetch_reports(session, pod, Question("GET", f"/{path}", POD, KEY))
         return found if isinstance(found, Unreachable) else found[0]
 
 

@@ -89,9 +89,16 @@ class Cluster:
     def reconcile(self, images: Images, slots: Slots = NO_SLOT) -> Decision:
         decision = decide(self.observe(images, slots), NOW)
         self.was = decision.status
-        self.workload = workload_of(
-            build_owned(self.processor, images, decision.replicas, decision.resolution, (), rollout=decision.rollout)
+        owned = build_owned(
+            self.processor,
+            images,
+            decision.replicas,
+            decision.resolution,
+            (),
+            decision_label=decision.decision_label,
+            rollout=decision.rollout,
         )
+        self.workload = workload_of(owned)
         return decision
 
     @property

@@ -40,7 +40,7 @@ class Server:
 
 @asynccontextmanager
 async def informed(server: Server, store: Store, *, check: float = 0.05) -> AsyncIterator[Informer]:
-    def seen(body: Body, *, deleted: bool) -> None:
+    def seen(body: Body, deleted: bool) -> None:
         if deleted:
             store.remove(body)
         else:
