@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from outbox_cli.context import DATABASE_HELP, check_schema
+from outbox_cli.context import DATABASE_HELP, Context, check_schema
 from outbox_cli.database.moves import LOCAL
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
-from outbox_cli.manifest import read_manifests
+from outbox_cli.manifest import Manifest, read_manifests
 from outbox_core.spec import Engine
 from outbox_worker.logs import LOG_FORMAT
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator
 
-    from outbox_cli.context import Context
-    from outbox_cli.manifest import Manifest
 
 _IDENTITIES: Final = uuid.UUID("2a0a2c0e-52f1-5b0c-9c5b-6c1f0f0ad7f4")
 TARGET_DIRECTORY: Final = "OUTBOX_TARGET_CONNECTION"

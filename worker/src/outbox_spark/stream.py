@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.errors import HandlerError
-from outbox_spark.options import parse_options
+from outbox_spark.options import ReadOptions, parse_options
 from outbox_spark.reader import RangeReader
 from outbox_spark.source import FORMAT
 from outbox_spark.writing.messages import writes_as_read
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_spark.application import UserApplication
     from outbox_spark.offsets import OffsetRange
-    from outbox_spark.options import ReadOptions
     from outbox_spark.writing.effects import Effects
 
 _STATEFUL: Final = frozenset(

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.cluster.serving import decide_service, fetch_operators, serving
-from outbox_cli.console import Console, format_fields
+from outbox_cli.console import Console, Record, format_fields
 from outbox_cli.errors import INSTALL, AwayError, CommandError, Exit, RefusedError, UsageError
 from outbox_operator.api.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from outbox_cli.cluster.client import Cluster
-    from outbox_cli.console import Record
     from outbox_cli.context import Context
     from outbox_core.progress.checkpoint import Checkpoint
 

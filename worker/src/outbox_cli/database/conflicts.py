@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from outbox_cli.command import against_database, whoami
-from outbox_cli.console import record_of
+from outbox_cli.console import Record, record_of
+from outbox_cli.context import Context, against_database, whoami
 from outbox_cli.database.inspect import find_partitions
 from outbox_cli.database.moves import heed_answer, preview, tell_resource
 from outbox_cli.database.sources import Sources
 from outbox_cli.errors import Exit, RefusedError
 from outbox_core.config import Resolution, ResolutionAction
-from outbox_worker.postgres.admin.overview import list_conflicts
+from outbox_worker.postgres.admin.overview import ConflictView, list_conflicts
 from outbox_worker.postgres.progress import conflicts
 
 if TYPE_CHECKING:
-    from outbox_cli.console import Record
-    from outbox_cli.context import Context
-    from outbox_worker.postgres.admin.overview import ConflictView
     from outbox_worker.postgres.connection import Connection
 
 _COLUMNS: Final = {

@@ -13,8 +13,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_cli.command import against_database, need_reason, whoami
-from outbox_cli.console import record_of
+from outbox_cli.console import Record, record_of
+from outbox_cli.context import Context, against_database, need_reason, whoami
 from outbox_cli.database.inspect import find_partitions
 from outbox_cli.errors import Exit, RefusedError, UsageError
 from outbox_core.errors import OutboxError, TransientError
@@ -27,8 +27,6 @@ from outbox_worker.postgres.key import ProcessorKey
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from outbox_cli.console import Record
-    from outbox_cli.context import Context
     from outbox_worker.postgres.admin.dead_letters import DeadLetter, Filter, HeldView
     from outbox_worker.postgres.connection import Connection
 
@@ -114,18 +112,8 @@ def add(connection: Connection, context: Context) -> Exit:
 
 
 @against_database
-def redrive(connection: Connection, context: Context) -> Exit:
-    """Have messages handled again, by the processor itself; in the order of their keys, unless consumers compete."""
-    return _decide(connection, context, drop=False)
-
-
-@against_database
-def drop(connection: Connection, context: Context) -> Exit:
-    """Give messages up for good: what waits behind them goes on."""
-    return _decide(connection, context, drop=True)
-
-
-def _decide(connection: Connection, context: Context, *, drop: bool) -> Exit:
+def decide(connection: Connection, context: Context, *, drop: bool) -> Exit:
+    """Have messages handled again, in the order of their keys unless consumers compete; or give them up for good."""
     options, console, schema = context.options, context.console, context.schema
     wanted = _filter(context)
     if wanted == dead_letters.Filter(processor_id=wanted.processor_id) and not options.all:

@@ -12,13 +12,12 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from outbox_cli.try_out.guard import SIGNALS
+from outbox_cli.try_out.guard import SIGNALS, Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from outbox_cli.try_out.guard import Guard
     from outbox_cli.try_out.place import Place
 
 

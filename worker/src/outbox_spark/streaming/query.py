@@ -16,7 +16,7 @@ from outbox_core.report import Reason
 from outbox_spark.failure import explain_failure
 from outbox_spark.streaming.handover import ClosedError, Handover, PreparedBatch
 from outbox_spark.writing.effects import Effects, Messages
-from outbox_spark.writing.files import file_uri
+from outbox_spark.writing.files import FileArea, file_uri
 from outbox_worker.logs import get_logger
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_spark.stream import Stream
     from outbox_spark.streaming.directory import QueryDirectory
-    from outbox_spark.writing.files import FileArea
     from outbox_spark.writing.staging import StagingArea
 
 _log = get_logger("outbox.spark.query")

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import pyarrow as pa
 from psycopg import sql
 from pyarrow import csv
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
-from pyspark.sql.types import BinaryType
+from pyspark.sql.types import BinaryType, StructField
 
 from outbox_core.errors import TransientError
 from outbox_spark.columns import is_nested, staging_columns
@@ -35,9 +36,6 @@ from outbox_worker.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructField
 
     from outbox_worker.postgres.connection import Connection, ConnectionFiles
 
