@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from outbox_core.config import ProcessorConfig
     from outbox_core.processor.state import ProcessorState
-    from outbox_spark.streaming.handover import PreparedBatch
+    from outbox_spark.streaming.query import PreparedBatch
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.settings import Settings
     from outbox_worker.wiring import Unit

@@ -9,7 +9,7 @@ from outbox_core.errors import HandlerError
 from outbox_spark.options import ReadOptions, parse_options
 from outbox_spark.reader import RangeReader
 from outbox_spark.source import FORMAT
-from outbox_spark.writing.messages import writes_as_read
+from outbox_spark.writing.files import writes_as_read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,14 +37,7 @@ _BATCH_BYTES: Final = 32_000_000
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The stream of a processor.
-
-    Attributes:
-        config: the processor's.
-        source: connection files, at the same path on driver and executors.
-        application: the user's code.
-
-    """
+    """The stream of a processor; `source` is a folder of connection files, at one path on driver and executors."""
 
     config: ProcessorConfig
     source: Path

@@ -26,7 +26,6 @@ from outbox_spark.writing.files import safe_name
 if TYPE_CHECKING:
     from pathlib import Path
 
-
 _OFFSET_LOG: Final = "v1"
 _LINEAGE: Final = "lineage.json"
 
@@ -86,7 +85,7 @@ class QueryDirectory:
 
 
 def parse_offset_log(text: str) -> Checkpoint:
-    """Read the end of a batch from an `offsets/N` file; `ValueError`: another format, not one source, or not ours.
+    """Read the end of a batch from an `offsets/N` file.
 
     Raises:
         ValueError: another format, or not one source, or not ours.

@@ -24,7 +24,7 @@ from outbox_spark.session import SessionStarter, count_executors, is_alive, runs
 from outbox_spark.stream import Stream, find_stateful
 from outbox_spark.streaming.directory import QueryDirectories, QueryDirectory
 from outbox_spark.streaming.lineage import fetch_history, store_begin
-from outbox_spark.streaming.query import QueryRun
+from outbox_spark.streaming.query import PreparedBatch, QueryRun
 from outbox_spark.streaming.resume import Resume, decide_resume
 from outbox_spark.writing.files import FileArea
 from outbox_spark.writing.staging import StagingArea
@@ -37,7 +37,6 @@ from outbox_worker.targets.sql import SqlSink
 if TYPE_CHECKING:
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch
-    from outbox_spark.streaming.handover import PreparedBatch
     from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.postgres.transactions.transaction import Transaction
 
