@@ -12,17 +12,7 @@ from typing import TYPE_CHECKING, Any
 from outbox_cli import running
 from outbox_cli.cluster import resources
 from outbox_cli.console import Format
-from outbox_cli.database import (
-    claims,
-    conflicts,
-    failures,
-    inspect,
-    migrate,
-    pruning,
-    rebuild,
-    repair,
-    reposition,
-)
+from outbox_cli.database import claims, conflicts, failures, inspect, migrate, pruning, rebuild, repair, reposition
 from outbox_cli.database.moves import Direction
 from outbox_core.plain import natural_number, number_each_second, number_of_seconds, port_number, whole_number
 from outbox_core.progress.checkpoint import Checkpoint, parse_checkpoint

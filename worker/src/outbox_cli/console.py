@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 """One result; keys are camelCase, as in the resource's status."""
-
-
 _ESCAPED: Final = {code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160))}
 """Control characters: a key or an error that a producer wrote must not move the cursor of a terminal."""
 _ESCAPED_IN_TEXT: Final = {code: text for code, text in _ESCAPED.items() if chr(code) not in "\n\t"}
@@ -44,7 +42,6 @@ class Console:
     """One command's way to speak."""
 
     def __init__(self, style: Format, *, assume_yes: bool) -> None:
-        """Keep how to speak, and whether questions are answered already."""
         self._style = style
         self._assume_yes = assume_yes
 

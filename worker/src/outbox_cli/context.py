@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from outbox_cli.console import Console
     from outbox_operator.api.resources import Processor
 
-
 APPLICATION_NAME: Final = "outbox-cli"
 DEFAULT_SCHEMA: Final = "outbox"
 _LIBPQ: Final = ("PGSERVICE", "PGHOST", "PGHOSTADDR", "PGDATABASE")
@@ -37,12 +36,7 @@ DATABASE_HELP: Final = (
 
 @dataclass(frozen=True)
 class Context:
-    """One call of a command.
-
-    Attributes:
-        plugin: called as `kubectl outbox`.
-
-    """
+    """One call of a command; `plugin`: as `kubectl outbox`."""
 
     options: argparse.Namespace
     console: Console

@@ -66,18 +66,14 @@ def accept(connection: Connection, context: Context) -> Exit:
         raise RefusedError(f"with --yes name the pair that you saw: --pair {view.pair}")
     console.note(move.sentence())
     console.confirm(f"Accept {view.pair} for conflict {conflict.id}?")
+    decided_by = whoami() if options.reason is None else f"{whoami()}: {options.reason}"
     decision = Resolution(
-        conflict_id=conflict.id, action=ResolutionAction.ACCEPT, pair=str(view.pair), decided_by=_decider(context)
+        conflict_id=conflict.id, action=ResolutionAction.ACCEPT, pair=str(view.pair), decided_by=decided_by
     )
     heed_answer(conflicts.resolve(connection, context.schema, decision), conflict.id)
     console.tell(move.record(done=True), f"accepted {view.pair}; recorded in the audit log for {whoami()}")
     tell_resource(context, view, "accept {}", conflict.id)
     return Exit.DONE
-
-
-def _decider(context: Context) -> str:
-    reason = context.options.reason
-    return whoami() if reason is None else f"{whoami()}: {reason}"
 
 
 def _record(conflict: ConflictView) -> Record:

@@ -40,6 +40,9 @@ _AUDIT: Final = {
     "ID": "id", "TIME": "time", "ACTION": "action", "PROCESSOR": "processorId", "FROM": "from", "TO": "to",
     "BY": "decidedBy", "REASON": "reason",
 }  # fmt: skip
+TROUBLED: Final = frozenset({"Stopped", "Retrying", "Unavailable", "Blocked"})
+"""States of a process that are the processor's state too."""
+_ORDER: Final = {state.value: number for number, state in enumerate(TELLING)}
 
 
 def status_record(view: ProcessorView, lag: Lag | None, status: StoredStatus | None) -> Record:
@@ -129,12 +132,10 @@ def look_at_changes(
         view.processor_id: view.partitioning for view in views if view.partitioning and view.partitioning.next_count
     }
     found: dict[str, Record] = {}
-    for processor_id, partitioning in changing.items():
-        pairs = {view.partition: view.pair for view in views if view.processor_id == processor_id and view.pair}
-        key = ProcessorKey(schema, processor_id)
-        found[processor_id] = look_at_change(
-            connection, key, sources.source_of(processor_id), partitioning, pairs
-        ).model_dump(by_alias=True)
+    for name, partitioning in changing.items():
+        pairs = {view.partition: view.pair for view in views if view.processor_id == name and view.pair}
+        change = look_at_change(connection, ProcessorKey(schema, name), sources.source_of(name), partitioning, pairs)
+        found[name] = change.model_dump(by_alias=True)
     return found
 
 
@@ -239,11 +240,6 @@ def audit(connection: Connection, context: Context) -> Exit:
         for entry in list_audit_log(connection, context.schema, context.processor_id, context.options.limit)
     ]
     return context.console.show(records, _AUDIT, empty="the audit log is empty")
-
-
-TROUBLED: Final = frozenset({"Stopped", "Retrying", "Unavailable", "Blocked"})
-"""States of a process that are the processor's state too."""
-_ORDER: Final = {state.value: number for number, state in enumerate(TELLING)}
 
 
 def choose_status(view: ProcessorView, statuses: Iterable[StoredStatus]) -> StoredStatus | None:

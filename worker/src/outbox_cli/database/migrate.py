@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from outbox_cli.errors import Exit
     from outbox_worker.postgres.connection import Connection
 
+_NEEDED: Final = ("messageId", "messageType", "data")
+_UNKNOWN: Final = "NAME-THE-COLUMN"
+
 
 @against_database
 def migrate(connection: Connection, context: Context) -> Exit:
@@ -56,10 +59,6 @@ def confirm_identity(connection: Connection, context: Context) -> Exit:
     if options.dry_run:
         return console.tell(record, f"would {options.action} the identity of schema {schema}")
     return console.tell(record | {"database": database}, f"this database is now {database}")
-
-
-_NEEDED: Final = ("messageId", "messageType", "data")
-_UNKNOWN: Final = "NAME-THE-COLUMN"
 
 
 @against_source

@@ -105,7 +105,8 @@ def _plan(
         moves = [plan_move(sources, context, view, known[view.partition], direction) for view in views]
         # Of several ranges only those move for which there is something to do.
         return moves if len(moves) == 1 else [move for move in moves if move.count.total] or moves
-    after = _wanted(source_connection, context, sources.source_of(context.needed_processor))
+    source = sources.source_of(context.needed_processor)
+    after: Checkpoint = context.options.to or start_pair(source_connection, source, find_start_from(context.options))
     chosen = _choose(views, after, direction)
     for view in chosen:
         _check(source_connection, view, after, direction)
@@ -123,9 +124,10 @@ def _last_known(connection: Connection, schema: str, view: ProcessorView) -> Che
 
 def _is_snapshot_range(view: ProcessorView, known: Checkpoint | None) -> bool:
     """Say whether the cursor is Snapshot; of a row that is gone its counter tells."""
-    if known is None or known.snapshot_range is not None:
-        return known is not None
-    return view.pair is None and known.transaction_id == 0 and known.position > 0
+    if known is None:
+        return False
+    is_counter = view.pair is None and known.transaction_id == 0 and known.position > 0
+    return known.snapshot_range is not None or is_counter
 
 
 def _let_move(context: Context, view: ProcessorView, *, alone: bool) -> None:
@@ -151,12 +153,6 @@ def _choose(views: list[ProcessorView], after: Checkpoint, direction: Direction)
     return found
 
 
-def _wanted(source_connection: Connection, context: Context, source: Source) -> Checkpoint:
-    """Find the pair that the options mean."""
-    pair: Checkpoint | None = context.options.to
-    return pair or start_pair(source_connection, source, find_start_from(context.options))
-
-
 def _check(source_connection: Connection, view: ProcessorView, after: Checkpoint, direction: Direction) -> None:
     """Raise where the move is none, goes the other way, or would lose what is in flight."""
     if view.pair is None and view.open_conflict is None:
@@ -180,22 +176,21 @@ def _check(source_connection: Connection, view: ProcessorView, after: Checkpoint
 
 def _heed_conflict(context: Context, view: ProcessorView, *, alone: bool) -> None:
     """A conflict that is open is decided by the same act; who does not look must name it."""
-    if view.open_conflict is not None and not alone:
+    number, named = view.open_conflict, context.options.conflict
+    if number is None:
+        if named is not None:
+            raise RefusedError(f"conflict {named} is not open")
+        return
+    if not alone:
         raise RefusedError(
-            f"conflict {view.open_conflict} is open in partition {view.partition}: decide it by itself, with "
+            f"conflict {number} is open in partition {view.partition}: decide it by itself, with "
             f"--partition {view.partition}"
         )
-    if view.open_conflict is None:
-        if context.options.conflict is not None:
-            raise RefusedError(f"conflict {context.options.conflict} is not open")
-        return
-    if context.options.conflict not in (None, view.open_conflict):
-        raise RefusedError(f"conflict {view.open_conflict} is open, not {context.options.conflict}")
-    if context.options.yes and context.options.conflict is None:
-        raise RefusedError(
-            f"conflict {view.open_conflict} is open: look at it, and say --conflict {view.open_conflict}"
-        )
-    context.console.note(f"conflict {view.open_conflict} is decided by this")
+    if named not in (None, number):
+        raise RefusedError(f"conflict {number} is open, not {named}")
+    if context.options.yes and named is None:
+        raise RefusedError(f"conflict {number} is open: look at it, and say --conflict {number}")
+    context.console.note(f"conflict {number} is decided by this")
 
 
 def _carry_out(connection: Connection, context: Context, move: Move) -> None:

@@ -36,7 +36,6 @@ class Sources(ExitStack):
     """Finds and counts each processor's messages; opens the source's database at most once, and closes it."""
 
     def __init__(self, target: Connection, context: Context) -> None:
-        """Keep the connection to the checkpoints."""
         super().__init__()
         self._target = target
         self._context = context

@@ -24,7 +24,6 @@ from outbox_worker.postgres.connection import ENCODE, Connection, is_misread
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
 _LIMIT: Final = "5s"
 """For the age of the oldest row, which may have no index."""
 _TABLES: Final = """

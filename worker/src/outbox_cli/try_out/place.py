@@ -11,7 +11,6 @@ import socket
 import stat
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -30,42 +29,21 @@ _PATIENCE: Final = 10.0
 """Seconds that a run which was just killed has to be cleaned up by its guard."""
 
 
-@dataclass(frozen=True, slots=True)
 class Place:
-    """The folder of one run, locked by it."""
+    """The folder of one run, locked by it, and the folders in it.
 
-    folder: Path
-    lock: int
+    `logs` has what server and workers say, `committed` the producers' commit logs, `connections` the connection's files
+    as a worker's pod has them, `handler` the Python handler's file.
+    """
 
-    @property
-    def data(self) -> Path:
-        """The server's data."""
-        return self.folder / "data"
-
-    @property
-    def socket(self) -> Path:
-        """The folder of the server's Unix socket."""
-        return self.folder / "socket"
-
-    @property
-    def logs(self) -> Path:
-        """What server and workers say."""
-        return self.folder / "log"
-
-    @property
-    def committed(self) -> Path:
-        """The producers' commit logs."""
-        return self.folder / "committed"
-
-    @property
-    def connections(self) -> Path:
-        """The connection's files, as a worker's pod has them."""
-        return self.folder / "connections"
-
-    @property
-    def handler(self) -> Path:
-        """The Python handler's file."""
-        return self.folder / "handler"
+    def __init__(self, folder: Path, lock: int) -> None:
+        self.folder, self.lock = folder, lock
+        self.data = folder / "data"
+        self.socket = folder / "socket"
+        self.logs = folder / "log"
+        self.committed = folder / "committed"
+        self.connections = folder / "connections"
+        self.handler = folder / "handler"
 
     def furnish(self) -> None:
         """Make the folders that every run has."""
