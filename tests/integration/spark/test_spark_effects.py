@@ -29,8 +29,7 @@ from outbox_spark.streaming.lineage import fetch_history, store_begin
 from outbox_spark.streaming.pipeline import SparkPipeline
 from outbox_spark.streaming.resume import Lineage, Resume, ResumeDecision, decide_resume
 from outbox_spark.writing.effects import Effects
-from outbox_spark.writing.files import FileArea, PendingFile, reveal
-from outbox_spark.writing.messages import write_messages, write_piece
+from outbox_spark.writing.files import FileArea, PendingFile, reveal, write_messages, write_piece
 from outbox_spark.writing.staging import StagingArea, copy_rows
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.transactions.transaction import Transaction
@@ -230,7 +229,7 @@ def test_messages_written_by_those_who_read_them_are_in_files_as_spark_writes_th
     whole = OffsetRange(BEGINNING, RangeReader(options).fetch_settled())
     area = FileArea(database.files(), "outbox", "orders", 1)
     ours, sparks = tmp_path / "all messages, ä", tmp_path / "by Spark"
-    pending = area.write_messages(notebook, options, ours, whole)
+    pending = area.write(read, ours, whole, options)
     assert [file.rows for file in pending] == [100, 100, 100]
     assert not list(ours.glob("*.parquet")), "not before the checkpoint"
     reveal(pending)
@@ -253,8 +252,8 @@ def test_of_files_of_messages_those_that_spark_counts_are_revealed(notebook, dat
     done = write_messages(notebook, options, whole, tmp_path)
     assert (rows, sum(done.values())) == (300, 300)
     assert tmp_path / lost not in done
-    assert FileArea(database.files(), "outbox", "orders", 1).write_messages(
-        notebook, options, tmp_path, OffsetRange(whole.end, Checkpoint(whole.end.transaction_id + 9, 1))
+    assert FileArea(database.files(), "outbox", "orders", 1).write(
+        notebook.range(0), tmp_path, OffsetRange(whole.end, Checkpoint(whole.end.transaction_id + 9, 1)), options
     ) == []  # fmt: skip
     assert not list(tmp_path.glob("_outbox/*/*")), "nor is there a directory for a batch without messages"
 

@@ -17,8 +17,8 @@ from outbox_core.errors import OutboxError
 from outbox_core.progress.checkpoint import BEGINNING
 from outbox_spark.offsets import OffsetRange
 from outbox_spark.options import parse_options
-from outbox_spark.planning import OutboxStreamReader
 from outbox_spark.reader import RangeReader, _copy
+from outbox_spark.source import OutboxStreamReader
 from tests.support.servers.postgres import wait_until
 from tests.support.spark import start_notebook_session
 
@@ -229,9 +229,9 @@ from outbox_core.errors import OutboxError
 from outbox_core.progress.checkpoint import BEGINNING
 from outbox_spark.offsets import OffsetRange
 from outbox_spark.options import parse_options
-from outbox_spark.planning import OutboxStreamReader
+from outbox_spark.source import OutboxStreamReader
 from outbox_spark.reader import RangeReader, _copy
-from outbox_spark.writing.messages import write_piece
+from outbox_spark.writing.files import write_piece
 from outbox_spark.writing.staging import StagingTable, copy_rows
 from outbox_worker.postgres.connection import ConnectionFiles
 

@@ -14,10 +14,9 @@ import pytest
 import yaml
 from typing_extensions import override
 
-from outbox_cli.console import Console, Format, format_cell, format_counts
+from outbox_cli.console import EVERY_SECONDS, Console, Format, Progress, format_cell, format_counts, format_progress
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_cli.main import main
-from outbox_cli.progress import EVERY_SECONDS, Progress, format_progress
 from outbox_core import __version__
 from outbox_core.span import format_age
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from outbox_cli.errors import CommandError
 from outbox_cli.try_out import ledger
 from outbox_cli.try_out.cache import sweep
-from outbox_cli.try_out.errors import TryError
 from outbox_cli.try_out.ledger import Message, Order, Reasons, format_accounts
 from outbox_cli.try_out.place import Place, take_place
 from outbox_cli.try_out.pokes import build_pokes
@@ -129,7 +129,7 @@ def test_folder_of_a_killed_run_is_emptied_and_one_of_something_else_refused(sho
     os.close(again.lock)
     (short / "letters").mkdir()
     (short / "letters" / "mine.txt").touch()
-    with pytest.raises(TryError, match=r"has files that are not of `outbox try`: name another folder with --folder"):
+    with pytest.raises(CommandError, match=r"has files that are not of `outbox try`: name another folder"):
         take_place(short / "letters")
     assert (short / "letters" / "mine.txt").exists()
 
@@ -139,7 +139,7 @@ def test_folder_with_a_file_that_has_the_name_of_ours_keeps_its_files(short: Pat
     (short / "mine" / "precious").mkdir(parents=True)
     for path in (name, "b", "precious/a"):
         (short / "mine" / path).write_text("mine")
-    with pytest.raises(TryError, match=r"has files that are not of `outbox try`: name another folder with --folder"):
+    with pytest.raises(CommandError, match=r"has files that are not of `outbox try`: name another folder"):
         take_place(short / "mine")
     assert sorted(path.name for path in (short / "mine").rglob("*")) == sorted([name, "a", "b", "precious"])
 
@@ -163,7 +163,7 @@ def test_folder_of_a_live_run_is_refused_and_says_which(short: Path):
     other = os.open(short / "run" / ".outbox-try", os.O_RDWR)
     with pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with pytest.raises(TryError, match=rf"another `outbox try` runs in .* \(pid {os.getpid()}\): end it \(kill"):
+    with pytest.raises(CommandError, match=rf"another `outbox try` runs in .* \(pid {os.getpid()}\): end it \(kill"):
         take_place(short / "run")
     os.close(other)
     os.close(place.lock)
@@ -173,7 +173,7 @@ def test_kept_folder_is_never_emptied(short: Path):
     place, _ = take_place(short / "run")
     place.mark_kept()
     os.close(place.lock)
-    with pytest.raises(TryError, match=r"kept \(--keep\): remove it \(rm -r "):
+    with pytest.raises(CommandError, match=r"kept \(--keep\): remove it \(rm -r "):
         take_place(short / "run")
 
 
@@ -186,19 +186,21 @@ def test_folder_that_cannot_be_one_is_refused_with_the_remedy(short: Path, kind:
         path.touch()
     else:
         path = short / ("x" * 100)
-    with pytest.raises(TryError, match=r"--folder DIR"):
+    with pytest.raises(CommandError, match=r"--folder DIR"):
         take_place(path)
 
 
 def test_disk_without_room_is_refused_with_the_remedy(short: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=12_000_000))
-    with pytest.raises(TryError, match=r"has 12 MB left, and the database needs 150 MB: make room, or name a folder"):
+    with pytest.raises(
+        CommandError, match=r"has 12 MB left, and the database needs 150 MB: make room, or name a folder"
+    ):
         take_place(short / "run")
     assert list(short.iterdir()) == []
 
 
 def test_folder_without_a_parent_is_refused_and_nothing_is_made(short: Path):
-    with pytest.raises(TryError, match=r"/a is not there: make it \(mkdir -p .*/a\), or name another folder with"):
+    with pytest.raises(CommandError, match=r"/a is not there: make it \(mkdir -p .*/a\), or name another folder with"):
         take_place(short / "a" / "run")
     assert list(short.iterdir()) == []
 
@@ -206,7 +208,7 @@ def test_folder_without_a_parent_is_refused_and_nothing_is_made(short: Path):
 def test_folder_that_roots_server_cannot_reach_is_refused(short: Path):
     (short / "closed" / "inside").mkdir(parents=True)
     (short / "closed").chmod(0o700)
-    with pytest.raises(TryError, match=r"is below .*/closed, which the user nobody may not enter"):
+    with pytest.raises(CommandError, match=r"is below .*/closed, which the user nobody may not enter"):
         take_place(short / "closed" / "inside" / "run")
     assert list((short / "closed" / "inside").iterdir()) == []
 
@@ -279,8 +281,7 @@ def test_both_programs_know_it(program):
 
 FORKED = """
 import os, signal
-from outbox_cli.try_out.errors import EndedError
-from outbox_cli.try_out.run import Signals
+from outbox_cli.try_out.run import EndedError, Signals
 
 signals = Signals()
 if (child := os.fork()) == 0:

@@ -12,7 +12,7 @@ from outbox_core.errors import HandlerError
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Reason
 from outbox_spark.offsets import OffsetRange
-from outbox_spark.writing.effects import Effects, Messages
+from outbox_spark.writing.effects import Effects
 from outbox_spark.writing.files import FileArea
 from outbox_spark.writing.staging import StagingArea
 from outbox_worker.postgres.connection import ConnectionFiles
@@ -56,17 +56,15 @@ def test_what_is_no_single_statement_is_refused_before_anything_is_staged(statem
 class Writers:
     """Says who is asked to write."""
 
-    def write(self, *_: object) -> list[str]:
-        return ["Spark"]
-
-    def write_messages(self, *_: object) -> list[str]:
-        return ["who reads them"]
+    def write(self, _rows: object, _path: object, _whole: object, options: object) -> list[str]:
+        return ["Spark" if options is None else "who reads them"]
 
 
 def test_messages_are_written_by_those_who_read_them_and_all_else_by_spark():
     read, made = SimpleNamespace(sparkSession=None), SimpleNamespace(sparkSession=None)
-    messages = Messages(cast("DataFrame", read), cast("ReadOptions", None))
-    for known, rows, by in ((messages, read, "who reads them"), (messages, made, "Spark"), (None, read, "Spark")):
-        batch = Effects(StagingArea(FILES, "outbox", "orders", 1), cast("FileArea", Writers()), WHOLE, known)
+    options = cast("ReadOptions", "how")
+    for known, rows, by in ((read, read, "who reads them"), (read, made, "Spark"), (None, read, "Spark")):
+        staging, messages = StagingArea(FILES, "outbox", "orders", 1), cast("DataFrame", known)
+        batch = Effects(staging, cast("FileArea", Writers()), WHOLE, messages, options)
         batch.parquet(cast("DataFrame", rows), "/orders")
         assert [str(each) for each in batch.pending] == [by]

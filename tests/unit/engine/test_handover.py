@@ -10,7 +10,7 @@ from typing_extensions import override
 from outbox_core.errors import HandlerError
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_spark.offsets import OffsetRange
-from outbox_spark.streaming.handover import ClosedError, Handover, PreparedBatch
+from outbox_spark.streaming.query import ClosedError, Handover, PreparedBatch
 
 BATCH = PreparedBatch(OffsetRange(Checkpoint(1, 1), Checkpoint(2, 2)), None, 5)
 

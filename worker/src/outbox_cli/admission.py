@@ -22,7 +22,7 @@ from celpy.evaluation import CELEvalError
 from outbox_operator.crd import build_crd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 Body = dict[str, Any]
 _TYPES: Final = {"string": str, "object": dict, "array": list, "boolean": bool}
@@ -136,7 +136,10 @@ def _bound_faults(schema: Body, value: Any) -> Iterator[str]:
             if len(value) > schema.get("maxProperties", len(value)):
                 yield f"has {len(value)} entries, must have at most {schema['maxProperties']}"
         case _:
-            yield from _number_faults(schema, value)
+            if value < schema.get("minimum", value):
+                yield f"should be greater than or equal to {schema['minimum']}, not {value}"
+            if value > schema.get("maximum", value):
+                yield f"should be less than or equal to {schema['maximum']}, not {value}"
 
 
 def _text_faults(schema: Body, value: str) -> Iterator[str]:
@@ -145,14 +148,10 @@ def _text_faults(schema: Body, value: str) -> Iterator[str]:
     if len(value) < schema.get("minLength", 0):
         yield f"should be at least {schema['minLength']} characters long"
     if "pattern" in schema and not re.search(schema["pattern"], value, re.ASCII):
-        yield f"{json.dumps(value[:80])} should match '{schema['pattern']}'{_example(schema['pattern'])}"
+        example = ", for example 500ms, 15s or 1m30s" if "(ms|s|m|h)" in schema["pattern"] else ""
+        yield f"{json.dumps(value[:80])} should match '{schema['pattern']}'{example}"
     if schema.get("format") == "date-time" and not _is_time(value):
         yield f"must be of type date-time, for example 2026-01-01T00:00:00Z, not {json.dumps(value[:80])}"
-
-
-def _example(pattern: str) -> str:
-    """Say what fits, where the pattern alone says little to a person."""
-    return ", for example 500ms, 15s or 1m30s" if "(ms|s|m|h)" in pattern else ""
 
 
 def _is_time(text: str) -> bool:
@@ -163,13 +162,6 @@ def _is_time(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _number_faults(schema: Body, value: float) -> Iterator[str]:
-    if value < schema.get("minimum", value):
-        yield f"should be greater than or equal to {schema['minimum']}, not {value}"
-    if value > schema.get("maximum", value):
-        yield f"should be less than or equal to {schema['maximum']}, not {value}"
 
 
 def _list_faults(schema: Body, value: list[Any]) -> Iterator[str]:
@@ -186,8 +178,14 @@ def _list_faults(schema: Body, value: list[Any]) -> Iterator[str]:
 
 def _broken_rules(schema: Body, value: Any, path: str) -> Iterator[str]:
     rules = [rule for rule in schema.get("x-kubernetes-validations", ()) if not is_about_change(rule)]
-    for message in _broken(rules, value):
-        yield f"{path}: {message}" if path else message
+    self = json_to_cel(value) if rules else None
+    for rule in rules:
+        try:
+            holds = bool(_program(rule["rule"]).evaluate({"self": self}))
+        except CELEvalError:
+            holds = False  # as there: a rule that cannot be evaluated is broken
+        if not holds:
+            yield f"{path}: {rule['message']}" if path else rule["message"]
     for inner, child, where in _children(schema, value, path):
         yield from _broken_rules(inner, child, where)
 
@@ -195,18 +193,6 @@ def _broken_rules(schema: Body, value: Any, path: str) -> Iterator[str]:
 def is_about_change(rule: Body) -> bool:
     """Tell whether a CEL rule compares with the stored object."""
     return "oldSelf" in rule["rule"]
-
-
-def _broken(rules: Iterable[Body], value: Any) -> Iterator[str]:
-    self: Any = None
-    for rule in rules:
-        self = json_to_cel(value) if self is None else self
-        try:
-            holds = bool(_program(rule["rule"]).evaluate({"self": self}))
-        except CELEvalError:
-            holds = False  # as there: a rule that cannot be evaluated is broken
-        if not holds:
-            yield rule["message"]
 
 
 @cache

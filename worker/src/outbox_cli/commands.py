@@ -12,18 +12,8 @@ from typing import TYPE_CHECKING, Any
 from outbox_cli import running
 from outbox_cli.cluster import resources
 from outbox_cli.console import Format
-from outbox_cli.database import (
-    adopting,
-    claims,
-    conflicts,
-    failures,
-    inspect,
-    migrate,
-    pruning,
-    rebuild,
-    repair,
-    reposition,
-)
+from outbox_cli.database import claims, conflicts, failures, inspect, migrate, pruning, rebuild, repair, reposition
+from outbox_cli.database.moves import Direction
 from outbox_core.plain import natural_number, number_each_second, number_of_seconds, port_number, whole_number
 from outbox_core.progress.checkpoint import Checkpoint, parse_checkpoint
 from outbox_core.spec.base import parse_duration
@@ -129,12 +119,12 @@ def _add_conflicts(commands: _Commands) -> None:
 
 def _add_reposition(commands: _Commands) -> None:
     rewind = commands.add(
-        "rewind", either(reposition.rewind, resources.rewind),
+        "rewind", either(partial(reposition.move_checkpoint, direction=Direction.BACK), resources.rewind),
         _DATABASE, _MANIFEST, _CLUSTER, _RECORDED, _COUNT, _WAIT, text="go back: messages are handled again",
     )  # fmt: skip
     skip = commands.add(
-        "skip-to", reposition.skip_to, _DATABASE, _MANIFEST, _RECORDED, _COUNT,
-        text="go forward: messages are passed over, never handled",
+        "skip-to", partial(reposition.move_checkpoint, direction=Direction.FORWARD),
+        _DATABASE, _MANIFEST, _RECORDED, _COUNT, text="go forward: messages are passed over, never handled",
     )  # fmt: skip
     for parser in (rewind, skip):
         parser.add_argument("processor", nargs="?", help="processorId, in a cluster the resource's name")
@@ -183,11 +173,11 @@ def _add_failures(commands: _Commands) -> None:
     adding.add_argument("--at", type=_pair, required=True, metavar="TRANSACTION_ID:POSITION", help="as status names it")
     adding.add_argument("--partition", type=natural_number, default=0, help="of a partitioned processor")
     dropping = group.add(
-        "drop", failures.drop, _PROCESSOR, _DEAD_LETTERS, _DATABASE, _MANIFEST, _RECORDED,
+        "drop", partial(failures.decide, drop=True), _PROCESSOR, _DEAD_LETTERS, _DATABASE, _MANIFEST, _RECORDED,
         text="never handle them: what waits behind them goes on",
     )  # fmt: skip
     redriving = commands.add(
-        "redrive", failures.redrive, _PROCESSOR, _DEAD_LETTERS, _DATABASE, _MANIFEST, _RECORDED,
+        "redrive", partial(failures.decide, drop=False), _PROCESSOR, _DEAD_LETTERS, _DATABASE, _MANIFEST, _RECORDED,
         text="have dead letters and stopped messages handled again, in the order of their keys",
     )  # fmt: skip
     for each in (dropping, redriving):
@@ -233,7 +223,7 @@ def _add_migrate(commands: _Commands) -> None:
         "--phase", choices=["pre", "post", "all"], default="pre", help="post: after the last old worker"
     )
     adopt = commands.add(
-        "adopt", adopting.adopt, _DATABASE, _DRY_RUN, text="make an outbox that exists already readable"
+        "adopt", migrate.adopt, _DATABASE, _DRY_RUN, text="make an outbox that exists already readable"
     )  # fmt: skip
     adopt.add_argument("--table", required=True, help="schema.name of the table")
     adopt.add_argument("--transaction-id-column", default="transaction_id")

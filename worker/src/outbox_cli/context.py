@@ -1,28 +1,29 @@
-"""What a command works on: a database, or the resources of a cluster; and the connections to the former.
+"""What a command works on: a database, or the resources of a cluster; the connections to the former; who acts and why.
 
 No password is ever an argument: every user of the machine reads command lines.
 """
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from outbox_cli.errors import UsageError
+from outbox_cli.errors import Exit, UsageError
 from outbox_cli.manifest import read_manifest
 from outbox_core.spec import Source
-from outbox_worker.postgres.connection import ConnectionFiles, connect_environment, connect_uri
+from outbox_worker.postgres.connection import Connection, ConnectionFiles, connect_environment, connect_uri
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from outbox_cli.console import Console
     from outbox_operator.api.resources import Processor
-    from outbox_worker.postgres.connection import Connection
-
 
 APPLICATION_NAME: Final = "outbox-cli"
 DEFAULT_SCHEMA: Final = "outbox"
@@ -35,12 +36,7 @@ DATABASE_HELP: Final = (
 
 @dataclass(frozen=True)
 class Context:
-    """One call of a command.
-
-    Attributes:
-        plugin: called as `kubectl outbox`.
-
-    """
+    """One call of a command; `plugin`: as `kubectl outbox`."""
 
     options: argparse.Namespace
     console: Console
@@ -155,3 +151,35 @@ def check_schema(options: argparse.Namespace, source: Source) -> None:
     """Refuse a schema that is named and is not the manifest's."""
     if options.schema is not None and options.schema != source.schema_name:
         raise UsageError(f"--schema {options.schema} is not the manifest's schemaName {source.schema_name}")
+
+
+def against_database(run: Callable[..., Exit]) -> Callable[..., Exit]:
+    """Make a command of a function that needs the database of checkpoints and claims."""
+    return partial(_run_connected, run, Context.connect)
+
+
+def against_source(run: Callable[..., Exit]) -> Callable[..., Exit]:
+    """Make a command of a function that needs the database of the messages, and no other."""
+    return partial(_run_connected, run, Context.connect_source)
+
+
+def _run_connected(
+    run: Callable[..., Exit], connect: Callable[[Context], Connection], context: Context, **how: object
+) -> Exit:
+    with connect(context) as connection:
+        return run(connection, context, **how)
+
+
+def whoami() -> str:
+    """Name the person for the record: user@host; a container's user may have no name."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def need_reason(options: argparse.Namespace) -> None:
+    """Refuse a decision without a reason; a dry run needs none."""
+    if options.reason is None and not options.dry_run:
+        raise UsageError("--reason is missing: it is kept in the audit log")

@@ -6,7 +6,7 @@ models read it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -25,7 +25,7 @@ class Manifest:
     """One processor, and the ConfigMaps that came in the files."""
 
     processor: Processor
-    config_maps: dict[str, dict[str, str]] = field(default_factory=dict)
+    config_maps: dict[str, dict[str, str]]
 
 
 def read_manifest(files: Iterable[Path]) -> Manifest:

@@ -17,19 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from outbox_cli.context import DATABASE_HELP, check_schema
+from outbox_cli.context import DATABASE_HELP, Context, check_schema
 from outbox_cli.database.moves import LOCAL
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
-from outbox_cli.manifest import read_manifests
+from outbox_cli.manifest import Manifest, read_manifests
 from outbox_core.spec import Engine
 from outbox_worker.logs import LOG_FORMAT
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator
-
-    from outbox_cli.context import Context
-    from outbox_cli.manifest import Manifest
 
 _IDENTITIES: Final = uuid.UUID("2a0a2c0e-52f1-5b0c-9c5b-6c1f0f0ad7f4")
 TARGET_DIRECTORY: Final = "OUTBOX_TARGET_CONNECTION"
@@ -198,13 +195,11 @@ def _link_target(context: Context, secret: str, place: Path) -> None:
         return
     options = context.options
     named = options.target_connection or os.environ.get(TARGET_DIRECTORY)
-    directory = Path(named) if named else None
-    if directory is None and options.connections is not None:
-        directory = options.connections / "target"
-    if directory is None:
+    if not named and options.connections is None:
         raise UsageError(
             f"which target? --target-connection DIR, --connections DIR (DIR/target), or {TARGET_DIRECTORY}"
         )
+    directory = Path(named) if named else options.connections / "target"
     if not directory.is_dir():
         raise CommandError(f"{directory} is not a directory with the target's files")
     place.symlink_to((directory / secret if (directory / secret).is_dir() else directory).resolve())

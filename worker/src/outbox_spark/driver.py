@@ -17,9 +17,9 @@ from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.message import Batch
-from outbox_core.ports import Feed
+from outbox_core.ports import Feed, Target
 from outbox_core.processor import outcomes
-from outbox_core.progress.checkpoint import StoreAnswer
+from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.report import Reason
 from outbox_core.spec import Guarantee
 from outbox_spark.session import SessionStarter, build_configuration, start_session
@@ -35,10 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from outbox_core.config import ProcessorConfig
-    from outbox_core.ports import Target
     from outbox_core.processor.state import ProcessorState
-    from outbox_core.progress.checkpoint import Checkpoint
-    from outbox_spark.streaming.handover import PreparedBatch
+    from outbox_spark.streaming.query import PreparedBatch
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.settings import Settings
     from outbox_worker.wiring import Unit

@@ -46,7 +46,7 @@ def format_offset(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def parse_offset(offset: Mapping[str, Any]) -> Checkpoint:
-    """Read an offset back; `ValueError`: it is not one of ours.
+    """Read an offset back.
 
     Raises:
         ValueError: it is not one of ours.

@@ -24,7 +24,7 @@ from outbox_core.spec import StartFrom, StartType
 from outbox_spark.columns import message_arrow_schema
 from outbox_spark.offsets import OffsetRange, split_range
 from outbox_worker.postgres.call import fetch_rows
-from outbox_worker.postgres.connection import ConnectionFiles
+from outbox_worker.postgres.connection import Connection, ConnectionFiles
 from outbox_worker.postgres.errors import DatabaseError, translated
 from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.progress import checkpoints
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn
 
     from outbox_spark.options import ReadOptions
-    from outbox_worker.postgres.connection import Connection
 
 _APPLICATION_NAME: Final = "outbox-spark-reader"
 _KEPT_SECONDS: Final = 10.0

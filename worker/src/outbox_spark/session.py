@@ -7,10 +7,9 @@ and go with it) and `POD_IP` (where they reach the driver). Without `spark.maste
 driver, `local[n]`: n from `OUTBOX_SPARK_LOCAL_CORES`, 2. `OUTBOX_SPARK_DRIVER_MEMORY` is the heap of the driver's
 JVM, 512m; the pod needs about 500 MB beside it. `OUTBOX_SPARK_CLASSES` is the image's file of ready-made classes.
 
-Ports: 7078 (driver) and 7079 (block managers) are reached from executors; 8080 is the status. The service account
-needs, in its namespace: pods get, list, watch, create, patch, delete, deletecollection; configmaps get, list,
-create, delete, deletecollection. Executors need no service account rights. Executors' template mounts the same
-connection files, ConfigMap and volumes at the same paths as the driver's pod.
+The operator chooses ports (rendering/pods.py) and the chart the rights of the driver's service account
+(templates/spark-driver-role.yaml); executors need none. Executors' template mounts the same connection files, ConfigMap
+and volumes at the same paths as the driver's pod.
 
 `build_configuration` is PURE.
 """
@@ -30,7 +29,7 @@ from outbox_core.errors import TransientError
 from outbox_core.report import Reason
 from outbox_spark.classes import CLASSES, map_classes
 from outbox_spark.source import OutboxDataSource
-from outbox_spark.writing.messages import writes_as_read
+from outbox_spark.writing.files import writes_as_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.errors import HandlerError
-from outbox_spark.options import parse_options
+from outbox_spark.options import ReadOptions, parse_options
 from outbox_spark.reader import RangeReader
 from outbox_spark.source import FORMAT
-from outbox_spark.writing.messages import writes_as_read
+from outbox_spark.writing.files import writes_as_read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_spark.application import UserApplication
     from outbox_spark.offsets import OffsetRange
-    from outbox_spark.options import ReadOptions
     from outbox_spark.writing.effects import Effects
 
 _STATEFUL: Final = frozenset(
@@ -38,14 +37,7 @@ _BATCH_BYTES: Final = 32_000_000
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The stream of a processor.
-
-    Attributes:
-        config: the processor's.
-        source: connection files, at the same path on driver and executors.
-        application: the user's code.
-
-    """
+    """The stream of a processor; `source` is a folder of connection files, at one path on driver and executors."""
 
     config: ProcessorConfig
     source: Path

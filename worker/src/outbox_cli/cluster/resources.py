@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_cli.cluster.serving import decide_service, fetch_operators, serving
-from outbox_cli.console import Console, format_fields
+from outbox_cli.console import Console, Record, format_fields
 from outbox_cli.errors import INSTALL, AwayError, CommandError, Exit, RefusedError, UsageError
 from outbox_operator.api.resources import ACCEPT_ANNOTATION, REWIND_ANNOTATION
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from outbox_cli.cluster.client import Cluster
-    from outbox_cli.console import Record
     from outbox_cli.context import Context
     from outbox_core.progress.checkpoint import Checkpoint
 
@@ -105,12 +104,10 @@ def _told_of_service(cluster: Cluster, console: Console, bodies: list[Body]) -> 
     for body in bodies:
         namespace = body["metadata"]["namespace"]
         looked_at[namespace] = looked_at.get(namespace, True) and is_looked_at(body)
-    wrong = {name: decide_service(operators, name, looked_at=seen) for name, seen in sorted(looked_at.items())}
-    for sentence in dict.fromkeys(wrong.values()):
-        if sentence is not None:
-            console.note(sentence)
-    served = {name: serving(operators, name) for name in looked_at}
-    return [_with_service(body, served[body["metadata"]["namespace"]]) for body in bodies]
+    wrong = (decide_service(operators, name, looked_at=seen) for name, seen in sorted(looked_at.items()))
+    for sentence in dict.fromkeys(filter(None, wrong)):
+        console.note(sentence)
+    return [_with_service(body, serving(operators, body["metadata"]["namespace"])) for body in bodies]
 
 
 def _with_service(body: Body, served: list[str] | None) -> Record:

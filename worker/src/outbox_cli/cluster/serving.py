@@ -76,11 +76,7 @@ def serving(operators: list[Operator] | None, namespace: str) -> list[str] | Non
 def decide_service(operators: list[Operator] | None, namespace: str, *, looked_at: bool) -> str | None:
     """Say what is wrong with how a namespace is served, and what to do; None: nothing is.
 
-    Args:
-        operators: those of the cluster; None: they may not be listed.
-        namespace: that of the resources.
-        looked_at: each of them has a status about its present spec.
-
+    `looked_at`: each resource of the namespace has a status about its present spec.
     """
     if operators is None:
         return None if looked_at else _UNKNOWN.format(namespace=namespace)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from outbox_cli.command import against_database, need_reason, whoami
+from outbox_cli.context import Context, against_database, need_reason, whoami
 from outbox_cli.database.inspect import find_partitions
 from outbox_cli.errors import Exit, RefusedError
-from outbox_worker.postgres.admin.overview import record_audit_entry
+from outbox_worker.postgres.admin.overview import ProcessorView, record_audit_entry
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
 
 if TYPE_CHECKING:
     from outbox_cli.console import Record
-    from outbox_cli.context import Context
-    from outbox_worker.postgres.admin.overview import ProcessorView
     from outbox_worker.postgres.connection import Connection
 
 _COLUMNS: Final = {

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from outbox_cli.command import against_database, whoami
-from outbox_cli.console import record_of
+from outbox_cli.console import Record, record_of
+from outbox_cli.context import Context, against_database, whoami
 from outbox_cli.database.inspect import find_partitions
 from outbox_cli.database.moves import heed_answer, preview, tell_resource
 from outbox_cli.database.sources import Sources
 from outbox_cli.errors import Exit, RefusedError
 from outbox_core.config import Resolution, ResolutionAction
-from outbox_worker.postgres.admin.overview import list_conflicts
+from outbox_worker.postgres.admin.overview import ConflictView, list_conflicts
 from outbox_worker.postgres.progress import conflicts
 
 if TYPE_CHECKING:
-    from outbox_cli.console import Record
-    from outbox_cli.context import Context
-    from outbox_worker.postgres.admin.overview import ConflictView
     from outbox_worker.postgres.connection import Connection
 
 _COLUMNS: Final = {
@@ -69,18 +66,14 @@ def accept(connection: Connection, context: Context) -> Exit:
         raise RefusedError(f"with --yes name the pair that you saw: --pair {view.pair}")
     console.note(move.sentence())
     console.confirm(f"Accept {view.pair} for conflict {conflict.id}?")
+    decided_by = whoami() if options.reason is None else f"{whoami()}: {options.reason}"
     decision = Resolution(
-        conflict_id=conflict.id, action=ResolutionAction.ACCEPT, pair=str(view.pair), decided_by=_decider(context)
+        conflict_id=conflict.id, action=ResolutionAction.ACCEPT, pair=str(view.pair), decided_by=decided_by
     )
     heed_answer(conflicts.resolve(connection, context.schema, decision), conflict.id)
     console.tell(move.record(done=True), f"accepted {view.pair}; recorded in the audit log for {whoami()}")
     tell_resource(context, view, "accept {}", conflict.id)
     return Exit.DONE
-
-
-def _decider(context: Context) -> str:
-    reason = context.options.reason
-    return whoami() if reason is None else f"{whoami()}: {reason}"
 
 
 def _record(conflict: ConflictView) -> Record:

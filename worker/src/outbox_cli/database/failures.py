@@ -13,8 +13,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from outbox_cli.command import against_database, need_reason, whoami
-from outbox_cli.console import record_of
+from outbox_cli.console import Record, record_of
+from outbox_cli.context import Context, against_database, need_reason, whoami
 from outbox_cli.database.inspect import find_partitions
 from outbox_cli.errors import Exit, RefusedError, UsageError
 from outbox_core.errors import OutboxError, TransientError
@@ -27,9 +27,7 @@ from outbox_worker.postgres.key import ProcessorKey
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from outbox_cli.console import Record
-    from outbox_cli.context import Context
-    from outbox_worker.postgres.admin.dead_letters import DeadLetter, Filter, HeldView
+    from outbox_worker.postgres.admin.dead_letters import Filter, HeldView
     from outbox_worker.postgres.connection import Connection
 
 PIECE: Final = 500
@@ -71,7 +69,8 @@ def list_dead(connection: Connection, context: Context) -> Exit:
     found = dead_letters.list_dead(
         connection, context.schema, _filter(context), limit=options.limit, payload=options.payload
     )
-    records = [_dead_record(each, payload=options.payload) for each in found]
+    unsaid = () if options.payload else ("data",)
+    records = [record_of(each, but=unsaid) | {"shortError": _short(each.error)} for each in found]
     context.console.show(records, _DEAD, empty="no dead letters")
     _note_limit(context, len(found))
     return Exit.FOUND if options.check and found else Exit.DONE
@@ -102,30 +101,19 @@ def add(connection: Connection, context: Context) -> Exit:
     key = ProcessorKey(context.schema, context.needed_processor, options.partition)
     find_partitions(connection, key.schema, key.processor_id, key.partition)
     record = {"processorId": key.processor_id, "partition": key.partition, "at": str(options.at)}
-    if not options.dry_run:
-        giving_up.record(connection, key, options.at, reason=options.reason, decided_by=whoami())
     sentence = (
         f"the message at {options.at} is tried once more when {key.processor_id} stands at it, and if it fails it is a "
         "dead letter"
     )
     if not options.dry_run:
+        giving_up.record(connection, key, options.at, reason=options.reason, decided_by=whoami())
         sentence = f"recorded in the audit log for {whoami()}: {sentence} (outbox dead-letters list {key.processor_id})"
     return console.tell(record | {"done": not options.dry_run}, sentence)
 
 
 @against_database
-def redrive(connection: Connection, context: Context) -> Exit:
-    """Have messages handled again, by the processor itself; in the order of their keys, unless consumers compete."""
-    return _decide(connection, context, drop=False)
-
-
-@against_database
-def drop(connection: Connection, context: Context) -> Exit:
-    """Give messages up for good: what waits behind them goes on."""
-    return _decide(connection, context, drop=True)
-
-
-def _decide(connection: Connection, context: Context, *, drop: bool) -> Exit:
+def decide(connection: Connection, context: Context, *, drop: bool) -> Exit:
+    """Have messages handled again, in the order of their keys unless consumers compete; or give them up for good."""
     options, console, schema = context.options, context.console, context.schema
     wanted = _filter(context)
     if wanted == dead_letters.Filter(processor_id=wanted.processor_id) and not options.all:
@@ -136,23 +124,21 @@ def _decide(connection: Connection, context: Context, *, drop: bool) -> Exit:
     need_reason(options)
     dead = dead_letters.find_dead(connection, schema, wanted)
     stopped = _stopped(connection, schema, wanted)
-    total = len(dead) + len(stopped)
+    record = {"deadLetters": len(dead), "stopped": len(stopped)}
     verb = "dropped, never handled" if drop else "handled again"
     letters, halted = plain_count(len(dead), "dead letter"), plain_count(len(stopped), "stopped message")
     sentence = f"{letters} and {halted} would be {verb}"
     if options.dry_run:
         some = dead_letters.list_dead(connection, schema, wanted, limit=20)
         lines = (f"  {each.id}: {each.message_id} of key {each.key}, {each.behind} behind it" for each in some)
-        return console.tell({"deadLetters": len(dead), "stopped": len(stopped), "done": 0}, sentence, *lines)
-    if not total:
+        return console.tell(record | {"done": 0}, sentence, *lines)
+    if not dead and not stopped:
         raise RefusedError("no dead letter and no stopped message is so")
     console.note(sentence)
     console.confirm("Drop them?" if drop else "Redrive them?")
     done = _work(connection, context, wanted, dead, stopped, drop=drop)
-    return console.tell(
-        {"deadLetters": len(dead), "stopped": len(stopped), "done": done},
-        f"{done} {'dropped' if drop else 'redriven'}; recorded in the audit log for {whoami()}",
-    )
+    sentence = f"{done} {'dropped' if drop else 'redriven'}; recorded in the audit log for {whoami()}"
+    return console.tell(record | {"done": done}, sentence)
 
 
 def _stopped(connection: Connection, schema: str, wanted: Filter) -> list[HeldView]:
@@ -216,10 +202,6 @@ def _patiently(act: Callable[[], int]) -> int:
             # A connection that is lost stays lost, and answers at once.
             if err.reason is not Reason.STATEMENT_FAILED or time.monotonic() > deadline:
                 raise
-
-
-def _dead_record(dead_letter: DeadLetter, *, payload: bool) -> Record:
-    return record_of(dead_letter, but=() if payload else ("data",)) | {"shortError": _short(dead_letter.error)}
 
 
 def _state(held: HeldView) -> str:

@@ -4,38 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from outbox_cli.command import against_database, against_source
-from outbox_cli.console import record_of
-from outbox_cli.database.process_status import (
-    choose_status,
-    describe_status,
-    format_reason,
-    name_of,
-    process_record,
-    state_of,
-)
+from outbox_cli.console import Record, record_of
+from outbox_cli.context import Context, against_database, against_source
 from outbox_cli.database.sources import Sources
 from outbox_cli.errors import Exit, RefusedError
 from outbox_core.errors import ConfigurationError
 from outbox_core.plain import plain_count
+from outbox_core.processor.summary import TELLING
+from outbox_core.report import Lag, WorkerState
 from outbox_core.span import format_age
 from outbox_worker.observe.change import look_at_change
 from outbox_worker.postgres.admin.mappings import list_mappings
-from outbox_worker.postgres.admin.overview import list_audit_log, list_processors
+from outbox_worker.postgres.admin.overview import ProcessorView, list_audit_log, list_processors
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.ownership.process_statuses import list_statuses
+from outbox_worker.postgres.ownership.process_statuses import StoredStatus, list_statuses
 from outbox_worker.postgres.reading.messages import LAG_CAP, MessageReader
-from outbox_worker.postgres.reading.writers import describe, list_writers, missing_grant, remedy
+from outbox_worker.postgres.reading.writers import Writer, describe, list_writers, missing_grant, remedy
 from outbox_worker.postgres.remote_target import fetch_source
 
 if TYPE_CHECKING:
-    from outbox_cli.console import Record
-    from outbox_cli.context import Context
-    from outbox_core.report import Lag
-    from outbox_worker.postgres.admin.overview import ProcessorView
+    from collections.abc import Iterable
+
     from outbox_worker.postgres.connection import Connection
-    from outbox_worker.postgres.ownership.process_statuses import StoredStatus
-    from outbox_worker.postgres.reading.writers import Writer
 
 _STATUS: Final = {
     "PROCESSOR": "processorId", "PARTITION": "partition", "STATE": "state", "REASON": "reasonText", "CLAIM": "claim",
@@ -50,6 +40,9 @@ _AUDIT: Final = {
     "ID": "id", "TIME": "time", "ACTION": "action", "PROCESSOR": "processorId", "FROM": "from", "TO": "to",
     "BY": "decidedBy", "REASON": "reason",
 }  # fmt: skip
+TROUBLED: Final = frozenset({"Stopped", "Retrying", "Unavailable", "Blocked"})
+"""States of a process that are the processor's state too."""
+_ORDER: Final = {state.value: number for number, state in enumerate(TELLING)}
 
 
 def status_record(view: ProcessorView, lag: Lag | None, status: StoredStatus | None) -> Record:
@@ -139,12 +132,10 @@ def look_at_changes(
         view.processor_id: view.partitioning for view in views if view.partitioning and view.partitioning.next_count
     }
     found: dict[str, Record] = {}
-    for processor_id, partitioning in changing.items():
-        pairs = {view.partition: view.pair for view in views if view.processor_id == processor_id and view.pair}
-        key = ProcessorKey(schema, processor_id)
-        found[processor_id] = look_at_change(
-            connection, key, sources.source_of(processor_id), partitioning, pairs
-        ).model_dump(by_alias=True)
+    for name, partitioning in changing.items():
+        pairs = {view.partition: view.pair for view in views if view.processor_id == name and view.pair}
+        change = look_at_change(connection, ProcessorKey(schema, name), sources.source_of(name), partitioning, pairs)
+        found[name] = change.model_dump(by_alias=True)
     return found
 
 
@@ -249,3 +240,69 @@ def audit(connection: Connection, context: Context) -> Exit:
         for entry in list_audit_log(connection, context.schema, context.processor_id, context.options.limit)
     ]
     return context.console.show(records, _AUDIT, empty="the audit log is empty")
+
+
+def choose_status(view: ProcessorView, statuses: Iterable[StoredStatus]) -> StoredStatus | None:
+    """Return the status that says how the partition is; None: no process ever said anything.
+
+    That of the process that has the lease; without one, of the processes that live the one that most needs attention;
+    else the latest of all.
+    """
+    said = [each for each in statuses if (each.processor_id, each.partition) == (view.processor_id, view.partition)]
+    if view.live and view.token is not None:
+        return next((each for each in said if each.token == view.token), None)
+    fresh = [each for each in said if each.is_fresh]
+    if fresh:
+        return min(fresh, key=lambda each: _ORDER.get(each.state, len(_ORDER)))
+    return min(said, key=lambda each: each.age_seconds, default=None)
+
+
+def name_of(view: ProcessorView) -> str:
+    """Name a processor's partition; the first one, which may be all of it, by the processor alone."""
+    return view.processor_id if not view.partition else f"{view.processor_id} partition {view.partition}"
+
+
+def state_of(view: ProcessorView, status: StoredStatus | None = None) -> str:
+    """One word for people: Blocked, Stopped, Retrying, Unavailable, Running, Vacated, Claimed or Free."""
+    if view.open_conflict is not None:
+        return "Blocked"
+    told = status.state if status is not None and status.is_fresh and status.state in TROUBLED else None
+    if view.live:
+        return told or "Running"
+    if view.holder is None:
+        return "Free"
+    return told or ("Claimed" if view.vacated_at is None else "Vacated")
+
+
+def process_record(status: StoredStatus | None) -> Record | None:
+    """Write a process's status for a program."""
+    if status is None:
+        return None
+    return record_of(status, but=("processor_id", "partition", "token", "is_fresh")) | {"fresh": status.is_fresh}
+
+
+def format_reason(status: StoredStatus | None) -> str | None:
+    """Write the reason for a table: an old one says how old it is."""
+    if status is None or status.is_fresh:
+        return None if status is None else status.reason
+    return f"{status.reason}, {'ended' if status.ended else 'silent'} {format_age(status.age_seconds)}"
+
+
+def describe_status(view: ProcessorView, status: StoredStatus | None) -> str | None:
+    """Write a sentence where a person should read one; None: all goes on."""
+    if status is None:
+        return None
+    name = name_of(view)
+    message = f": {status.message}" if status.message else ""
+    if status.is_fresh:
+        return f"{name}: {status.state} ({status.reason}){message}" if status.state in TROUBLED else None
+    age = format_age(status.age_seconds)
+    state = "Running" if status.state == WorkerState.ACTIVE else status.state
+    if status.ended:
+        if status.state not in TROUBLED:
+            return None
+        return f"{name}: pod {status.pod} ended {age} ago; before that it was {state} ({status.reason}){message}"
+    return (
+        f"{name}: nothing was heard of pod {status.pod} for {age}: it was killed, is frozen, or cannot reach this "
+        f"database; it last said {state} ({status.reason}){message}"
+    )

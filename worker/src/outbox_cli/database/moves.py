@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from outbox_cli.console import format_counts
+from outbox_cli.console import Record, format_counts
 from outbox_cli.errors import RefusedError
 from outbox_core.plain import plain_count
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
@@ -14,7 +14,6 @@ from outbox_worker.postgres.admin.preview import Count, count_between
 from outbox_worker.postgres.progress import conflicts
 
 if TYPE_CHECKING:
-    from outbox_cli.console import Record
     from outbox_cli.context import Context
     from outbox_cli.database.sources import Sources
     from outbox_worker.postgres.admin.overview import ProcessorView

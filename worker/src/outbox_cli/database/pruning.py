@@ -7,8 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from outbox_cli.command import against_source, need_reason, whoami
-from outbox_cli.context import APPLICATION_NAME
+from outbox_cli.context import APPLICATION_NAME, Context, against_source, need_reason, whoami
 from outbox_cli.errors import Exit, RefusedError, UsageError
 from outbox_core.errors import OutboxError
 from outbox_core.plain import plain_count
@@ -17,7 +16,7 @@ from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.admin import pruning
 from outbox_worker.postgres.admin.mappings import list_mappings
 from outbox_worker.postgres.admin.overview import record_audit_entry
-from outbox_worker.postgres.connection import ConnectionFiles
+from outbox_worker.postgres.connection import Connection, ConnectionFiles
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.reading.table import OutboxTable
@@ -26,10 +25,8 @@ from outbox_worker.postgres.remote_target import read_durably
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outbox_cli.context import Context
     from outbox_core.spec import Source
     from outbox_worker.postgres.admin.pruning import Reader
-    from outbox_worker.postgres.connection import Connection
 
 _START: Final = ("0", -(2**63))
 _REMOTE: Final = (

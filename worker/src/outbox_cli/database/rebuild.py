@@ -7,21 +7,18 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from outbox_cli.command import against_database
-from outbox_cli.console import record_of
+from outbox_cli.console import Record, record_of
+from outbox_cli.context import Context, against_database
 from outbox_cli.database.sources import Sources
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_core.progress.coverage import decide_catch_up
 from outbox_worker.postgres.admin.overview import list_processors
 from outbox_worker.postgres.admin.preview import count_between
-from outbox_worker.postgres.progress.rebuilds import list_rebuilds
+from outbox_worker.postgres.progress.rebuilds import RebuildRow, list_rebuilds
 from outbox_worker.postgres.transactions.statement import find_transaction_end
 
 if TYPE_CHECKING:
-    from outbox_cli.console import Record
-    from outbox_cli.context import Context
     from outbox_worker.postgres.connection import Connection
-    from outbox_worker.postgres.progress.rebuilds import RebuildRow
 
 _CAP: Final = 100_000
 _STATUS: Final = {

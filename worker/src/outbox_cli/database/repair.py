@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outbox_cli.command import against_database, need_reason, whoami
-from outbox_cli.console import record_of
+from outbox_cli.console import Console, Record, record_of
+from outbox_cli.context import Context, against_database, need_reason, whoami
 from outbox_cli.errors import CommandError, Exit, RefusedError, UsageError
 from outbox_cli.table import format_rows
 from outbox_core.plain import plain_count
@@ -15,8 +15,6 @@ from outbox_worker.postgres.reading.table import OutboxTable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from outbox_cli.console import Console, Record
-    from outbox_cli.context import Context
     from outbox_worker.postgres.admin.repair import Moved, Plan, Repair, Rows
     from outbox_worker.postgres.connection import Connection
 

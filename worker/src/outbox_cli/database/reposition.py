@@ -1,5 +1,9 @@
 """`rewind` and `skip-to`: a preview, a question, and one recorded transaction; and `forget-source`.
 
+Where the cursor is Snapshot, a place is a position, and what it means a snapshot range. Back: every message from that
+position on is handled again, and none that was not handled is passed over. Forward: what is committed now and lies
+below the position is passed over; what commits later is handled, at every position.
+
 The database refuses while an owner is live. The pair that the person saw in the preview must still be the stored one
 when the move is made, else everything is rolled back: a worker stored a checkpoint meanwhile, and the preview was of
 another move.
@@ -10,42 +14,34 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from outbox_cli.command import against_database, need_reason, whoami
+from outbox_cli.context import Context, against_database, need_reason, whoami
 from outbox_cli.database.inspect import find_partitions
-from outbox_cli.database.moves import Direction, Move, heed_answer, preview, tell_resource
-from outbox_cli.database.snapshot_reposition import find_start_from, plan_move
+from outbox_cli.database.moves import Direction, Move, count, heed_answer, preview, tell_resource
 from outbox_cli.database.sources import Sources
-from outbox_cli.errors import Exit, RefusedError
+from outbox_cli.errors import Exit, RefusedError, UsageError
 from outbox_core.config import Resolution, ResolutionAction
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
-from outbox_core.progress.snapshot_range import LOWEST_POSITION
+from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange
+from outbox_core.spec import Source, StartFrom, StartType
 from outbox_worker.postgres import remote_target
-from outbox_worker.postgres.admin.overview import list_audit_log, list_conflicts
+from outbox_worker.postgres.admin.overview import ProcessorView, list_audit_log, list_conflicts
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.progress import conflicts
 from outbox_worker.postgres.progress.checkpoints import start_pair
+from outbox_worker.postgres.reading.range_reader import find_start
+from outbox_worker.postgres.reading.range_scan import RangeScan
+from outbox_worker.postgres.reading.snapshots import take_snapshot
 from outbox_worker.postgres.reading.writers import list_writers
 
 if TYPE_CHECKING:
-    from outbox_cli.context import Context
-    from outbox_core.spec import Source
-    from outbox_worker.postgres.admin.overview import ProcessorView
+    from argparse import Namespace
+
     from outbox_worker.postgres.connection import Connection
 
 
 @against_database
-def rewind(connection: Connection, context: Context) -> Exit:
-    """Go back: messages are handled again."""
-    return _move(connection, context, Direction.BACK)
-
-
-@against_database
-def skip_to(connection: Connection, context: Context) -> Exit:
-    """Go forward: messages are passed over."""
-    return _move(connection, context, Direction.FORWARD)
-
-
-def _move(connection: Connection, context: Context, direction: Direction) -> Exit:
+def move_checkpoint(connection: Connection, context: Context, *, direction: Direction) -> Exit:
+    """Go back, so that messages are handled again, or forward, so that they are passed over."""
     options, console = context.options, context.console
     need_reason(options)
     processor_id = context.needed_processor
@@ -109,7 +105,8 @@ def _plan(
         moves = [plan_move(sources, context, view, known[view.partition], direction) for view in views]
         # Of several ranges only those move for which there is something to do.
         return moves if len(moves) == 1 else [move for move in moves if move.count.total] or moves
-    after = _wanted(source_connection, context, sources.source_of(context.needed_processor))
+    source = sources.source_of(context.needed_processor)
+    after: Checkpoint = context.options.to or start_pair(source_connection, source, find_start_from(context.options))
     chosen = _choose(views, after, direction)
     for view in chosen:
         _check(source_connection, view, after, direction)
@@ -127,9 +124,10 @@ def _last_known(connection: Connection, schema: str, view: ProcessorView) -> Che
 
 def _is_snapshot_range(view: ProcessorView, known: Checkpoint | None) -> bool:
     """Say whether the cursor is Snapshot; of a row that is gone its counter tells."""
-    if known is None or known.snapshot_range is not None:
-        return known is not None
-    return view.pair is None and known.transaction_id == 0 and known.position > 0
+    if known is None:
+        return False
+    is_counter = view.pair is None and known.transaction_id == 0 and known.position > 0
+    return known.snapshot_range is not None or is_counter
 
 
 def _let_move(context: Context, view: ProcessorView, *, alone: bool) -> None:
@@ -155,12 +153,6 @@ def _choose(views: list[ProcessorView], after: Checkpoint, direction: Direction)
     return found
 
 
-def _wanted(source_connection: Connection, context: Context, source: Source) -> Checkpoint:
-    """Find the pair that the options mean."""
-    pair: Checkpoint | None = context.options.to
-    return pair or start_pair(source_connection, source, find_start_from(context.options))
-
-
 def _check(source_connection: Connection, view: ProcessorView, after: Checkpoint, direction: Direction) -> None:
     """Raise where the move is none, goes the other way, or would lose what is in flight."""
     if view.pair is None and view.open_conflict is None:
@@ -184,22 +176,21 @@ def _check(source_connection: Connection, view: ProcessorView, after: Checkpoint
 
 def _heed_conflict(context: Context, view: ProcessorView, *, alone: bool) -> None:
     """A conflict that is open is decided by the same act; who does not look must name it."""
-    if view.open_conflict is not None and not alone:
+    number, named = view.open_conflict, context.options.conflict
+    if number is None:
+        if named is not None:
+            raise RefusedError(f"conflict {named} is not open")
+        return
+    if not alone:
         raise RefusedError(
-            f"conflict {view.open_conflict} is open in partition {view.partition}: decide it by itself, with "
+            f"conflict {number} is open in partition {view.partition}: decide it by itself, with "
             f"--partition {view.partition}"
         )
-    if view.open_conflict is None:
-        if context.options.conflict is not None:
-            raise RefusedError(f"conflict {context.options.conflict} is not open")
-        return
-    if context.options.conflict not in (None, view.open_conflict):
-        raise RefusedError(f"conflict {view.open_conflict} is open, not {context.options.conflict}")
-    if context.options.yes and context.options.conflict is None:
-        raise RefusedError(
-            f"conflict {view.open_conflict} is open: look at it, and say --conflict {view.open_conflict}"
-        )
-    context.console.note(f"conflict {view.open_conflict} is decided by this")
+    if named not in (None, number):
+        raise RefusedError(f"conflict {number} is open, not {named}")
+    if context.options.yes and named is None:
+        raise RefusedError(f"conflict {number} is open: look at it, and say --conflict {number}")
+    context.console.note(f"conflict {number} is decided by this")
 
 
 def _carry_out(connection: Connection, context: Context, move: Move) -> None:
@@ -257,3 +248,67 @@ def forget_source(connection: Connection, context: Context) -> Exit:
     if answer == StoreAnswer.IGNORED:
         raise RefusedError("it is forgotten already; the next claim writes down what it reads")
     return console.tell(record | {"done": True}, f"forgotten; recorded in the audit log for {whoami()}")
+
+
+def plan_move(
+    sources: Sources, context: Context, view: ProcessorView, known: Checkpoint | None, direction: Direction
+) -> Move:
+    """Find the checkpoint to move to, and count the messages that it concerns.
+
+    Where the checkpoint's row is gone, `known` has the counter that was expected and no range: it is taken that all
+    that is committed by now was examined, as the database does (sql/functions/conflicts.sql).
+
+    """
+    back = direction is Direction.BACK
+    if not back and view.open_conflict is not None:
+        raise RefusedError(f"conflict {view.open_conflict} is open: accept it or rewind first, then skip")
+    if known is None or (known.snapshot_range is None and view.pair is not None):
+        raise RefusedError(f"the checkpoint of {view.processor_id} is no snapshot range")
+    connection, source = sources.need(view.processor_id), sources.source_of(view.processor_id)
+    scan = RangeScan.whole(source) if sources.has_remote_target(view.processor_id) else None
+    now = take_snapshot(connection, scan, None if known.snapshot_range is None else known.snapshot_range.end)
+    snapshot_range = known.snapshot_range or SnapshotRange(now)
+    position = _find_position(connection, context, source)
+    if back:
+        target = SnapshotRange() if position is None else snapshot_range.rewound(position)
+        first = (
+            SnapshotRange()
+            if snapshot_range.end is None
+            else SnapshotRange(None, snapshot_range.end, target.position or LOWEST_POSITION)
+        )
+        last = SnapshotRange(snapshot_range.end, plan=Plan.BY_POSITION)
+    else:
+        target = SnapshotRange(now) if position is None else snapshot_range.skipped(position, now)
+        reached = LOWEST_POSITION if snapshot_range.position is None else snapshot_range.position
+        first, last = SnapshotRange(snapshot_range.lower, now, reached), target
+    concerned = count(sources, context, view, Checkpoint(0, 1, first), Checkpoint(0, 2, last))
+    ends = "the beginning" if back else "the end"
+    place = ends if position is None else f"position {position}"
+    return Move(view, view.pair, Checkpoint(0, known.position + 1, target), direction, concerned, place)
+
+
+def _find_position(connection: Connection, context: Context, source: Source) -> int | None:
+    """Return the position that the options mean; None: the beginning or end."""
+    options = context.options
+    if options.to is not None:
+        raise UsageError(
+            "--to names a pair, and this processor's cursor is Snapshot: say --to-position, --to-time, or the "
+            "beginning or end"
+        )
+    if options.to_position is not None:
+        return int(options.to_position)
+    if options.to_time is None:
+        return None
+    start = find_start(connection, source, find_start_from(options))
+    if start.position is None:
+        raise RefusedError(f"nothing was stored since {options.to_time}")
+    return start.position + 1
+
+
+def find_start_from(options: Namespace) -> StartFrom:
+    """Say the place that is named other than by a pair as a resource would."""
+    if options.to_position is not None:
+        return StartFrom(type=StartType.POSITION, position=options.to_position)
+    if options.to_time is not None:
+        return StartFrom(type=StartType.TIMESTAMP, timestamp=options.to_time)
+    return StartFrom(type=StartType.END if options.to_end else StartType.BEGINNING)

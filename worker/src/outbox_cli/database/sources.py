@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from outbox_cli.errors import RefusedError
 from outbox_core.progress.checkpoint import BEGINNING
-from outbox_core.spec import Competing
+from outbox_core.spec import Competing, Source
 from outbox_worker.observe.change import part_reader
 from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.admin.mappings import list_mappings
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from outbox_cli.console import Record
     from outbox_cli.context import Context
     from outbox_core.report import Lag
-    from outbox_core.spec import Source
     from outbox_worker.postgres.admin.overview import ProcessorView
     from outbox_worker.postgres.connection import Connection
 
@@ -37,7 +36,6 @@ class Sources(ExitStack):
     """Finds and counts each processor's messages; opens the source's database at most once, and closes it."""
 
     def __init__(self, target: Connection, context: Context) -> None:
-        """Keep the connection to the checkpoints."""
         super().__init__()
         self._target = target
         self._context = context

@@ -14,19 +14,15 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 from psycopg import conninfo, sql
 
-from outbox_cli.errors import INSTALL
-from outbox_cli.try_out.errors import TryError
+from outbox_cli.errors import INSTALL, CommandError
 from outbox_core.span import format_age
 from outbox_sql import guide
 from outbox_sql.adopt import LOCK_TIMEOUT, list_indexes
-from outbox_sql.recognise import missing_indexes, needed_indexes, recognise
-from outbox_worker.postgres.connection import ENCODE, is_misread
+from outbox_sql.recognise import Recognised, missing_indexes, needed_indexes, recognise
+from outbox_worker.postgres.connection import ENCODE, Connection, is_misread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from outbox_sql.recognise import Recognised
-    from outbox_worker.postgres.connection import Connection
 
 _LIMIT: Final = "5s"
 """For the age of the oldest row, which may have no index."""
@@ -84,13 +80,13 @@ class Table:
 def look_at(uri: str) -> list[str]:
     """Say what is in the database; no error has the password."""
     if is_misread(uri):
-        raise TryError(f"in the URI of --on {ENCODE}")
+        raise CommandError(f"in the URI of --on {ENCODE}")
     try:
         connection = psycopg.connect(uri, connect_timeout=10, application_name="outbox-try", prepare_threshold=None)
     except psycopg.ProgrammingError:
-        raise TryError("--on takes a connection URI: postgresql://user@host:port/database") from None
+        raise CommandError("--on takes a connection URI: postgresql://user@host:port/database") from None
     except psycopg.OperationalError as err:
-        raise TryError(f"{_where(uri)} cannot be reached: {_first_line(err)}") from None
+        raise CommandError(f"{_where(uri)} cannot be reached: {_first_line(err)}") from None
     with connection:
         connection.read_only = True
         try:
@@ -98,9 +94,9 @@ def look_at(uri: str) -> list[str]:
             connection.execute("SET LOCAL lock_timeout = '1s'")
             return list(_describe(connection))
         except psycopg.errors.InsufficientPrivilege as err:
-            raise TryError(f"{_where(uri)}: {_first_line(err)}: use a role that may read the catalog") from None
+            raise CommandError(f"{_where(uri)}: {_first_line(err)}: use a role that may read the catalog") from None
         except psycopg.Error as err:
-            raise TryError(f"{_where(uri)} cannot be looked at: {_first_line(err)}") from None
+            raise CommandError(f"{_where(uri)} cannot be looked at: {_first_line(err)}") from None
 
 
 def find_outboxes(connection: Connection) -> tuple[list[Table], int]:

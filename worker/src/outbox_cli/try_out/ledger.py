@@ -43,12 +43,7 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A committed message.
-
-    Attributes:
-        by_reader: it is in no producer's commit log; the reader inserted it.
-
-    """
+    """A committed message; `by_reader`: it is in no producer's commit log, the reader inserted it."""
 
     message_id: str
     key: str | None

@@ -11,12 +11,11 @@ import socket
 import stat
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from outbox_cli.errors import CommandError
 from outbox_cli.try_out.cache import lives
-from outbox_cli.try_out.errors import TryError
 
 _LOCK: Final = ".outbox-try"
 """The file that is locked; what it says tells a run's folder from every other one."""
@@ -30,42 +29,21 @@ _PATIENCE: Final = 10.0
 """Seconds that a run which was just killed has to be cleaned up by its guard."""
 
 
-@dataclass(frozen=True, slots=True)
 class Place:
-    """The folder of one run, locked by it."""
+    """The folder of one run, locked by it, and the folders in it.
 
-    folder: Path
-    lock: int
+    `logs` has what server and workers say, `committed` the producers' commit logs, `connections` the connection's files
+    as a worker's pod has them, `handler` the Python handler's file.
+    """
 
-    @property
-    def data(self) -> Path:
-        """The server's data."""
-        return self.folder / "data"
-
-    @property
-    def socket(self) -> Path:
-        """The folder of the server's Unix socket."""
-        return self.folder / "socket"
-
-    @property
-    def logs(self) -> Path:
-        """What server and workers say."""
-        return self.folder / "log"
-
-    @property
-    def committed(self) -> Path:
-        """The producers' commit logs."""
-        return self.folder / "committed"
-
-    @property
-    def connections(self) -> Path:
-        """The connection's files, as a worker's pod has them."""
-        return self.folder / "connections"
-
-    @property
-    def handler(self) -> Path:
-        """The Python handler's file."""
-        return self.folder / "handler"
+    def __init__(self, folder: Path, lock: int) -> None:
+        self.folder, self.lock = folder, lock
+        self.data = folder / "data"
+        self.socket = folder / "socket"
+        self.logs = folder / "log"
+        self.committed = folder / "committed"
+        self.connections = folder / "connections"
+        self.handler = folder / "handler"
 
     def furnish(self) -> None:
         """Make the folders that every run has."""
@@ -88,7 +66,7 @@ def take_place(named: Path | None) -> tuple[Place, bool]:
     """Make or take over the folder, and lock it; say whether a former run had left something in it."""
     folder = (named or Path(tempfile.gettempdir()) / f"outbox-try-{os.getuid()}").absolute()
     if len(os.fsencode(folder / "socket" / ".s.PGSQL.5432")) > _LONGEST_SOCKET:
-        raise TryError(f"the path {folder} is too long for a Unix socket: name a shorter one with --folder DIR")
+        raise CommandError(f"the path {folder} is too long for a Unix socket: name a shorter one with --folder DIR")
     try:
         while True:
             _check(folder)
@@ -100,15 +78,15 @@ def take_place(named: Path | None) -> tuple[Place, bool]:
             os.close(place.lock)
         if place.is_kept:
             kept = f"{folder} has the data that a former run kept (--keep)"
-            raise TryError(f"{kept}: remove it (rm -r {folder}), or {_ANOTHER}")
+            raise CommandError(f"{kept}: remove it (rm -r {folder}), or {_ANOTHER}")
         found = _sweep(folder)
     except PermissionError as err:
-        raise TryError(f"{err.filename or folder} may not be written by this user: {_ANOTHER}") from err
+        raise CommandError(f"{err.filename or folder} may not be written by this user: {_ANOTHER}") from err
     except OSError as err:
-        raise TryError(f"{folder} cannot be made ({err.strerror}): {_ANOTHER}") from err
+        raise CommandError(f"{folder} cannot be made ({err.strerror}): {_ANOTHER}") from err
     try:
         _check_room(folder)
-    except TryError:
+    except CommandError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return place, found
@@ -119,10 +97,10 @@ def _check(folder: Path) -> None:
     # As root the server is another user, who must reach its data below.
     mode = 0o711 if os.getuid() == 0 else 0o700
     if not folder.parent.is_dir():
-        raise TryError(f"{folder.parent} is not there: make it (mkdir -p {folder.parent}), or {_ANOTHER}")
+        raise CommandError(f"{folder.parent} is not there: make it (mkdir -p {folder.parent}), or {_ANOTHER}")
     closed = find_closed(folder.parent) if os.getuid() == 0 else None
     if closed is not None:
-        raise TryError(
+        raise CommandError(
             f"{folder} is below {closed}, which the user nobody may not enter, and root's PostgreSQL runs as nobody: "
             "name a folder elsewhere with --folder DIR, or run this as another user"
         )
@@ -131,9 +109,9 @@ def _check(folder: Path) -> None:
     except FileExistsError:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise TryError(f"{folder} is no folder of this user: remove it, or {_ANOTHER}") from None
+            raise CommandError(f"{folder} is no folder of this user: remove it, or {_ANOTHER}") from None
         if not _is_of_a_run(folder):
-            raise TryError(f"{folder} has files that are not of `outbox try`: {_ANOTHER}") from None
+            raise CommandError(f"{folder} has files that are not of `outbox try`: {_ANOTHER}") from None
     folder.chmod(mode)
 
 
@@ -161,7 +139,7 @@ def _lock(folder: Path) -> int:
             pid = os.pread(descriptor, 99, 0).decode().removeprefix(_SAYS).strip()
             if (pid and lives(int(pid))) or time.monotonic() > deadline:
                 os.close(descriptor)
-                raise TryError(
+                raise CommandError(
                     f"another `outbox try` runs in {folder} (pid {pid or 'unknown'}): end it (kill {pid or 'PID'}), or "
                     + _ANOTHER
                 ) from err
@@ -199,7 +177,7 @@ def _answers(path: Path) -> bool:
 def _check_room(folder: Path) -> None:
     free = shutil.disk_usage(folder).free // 1_000_000
     if free < _NEEDED_MEGABYTES:
-        raise TryError(
+        raise CommandError(
             f"{folder} has {free} MB left, and the database needs {_NEEDED_MEGABYTES} MB: make room, or name a folder "
             "on another disk with --folder DIR"
         )

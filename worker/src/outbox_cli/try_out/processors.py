@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from outbox_cli.try_out.ledger import Order
 
 if TYPE_CHECKING:
-    from outbox_cli.try_out.children import Children
+    from outbox_cli.try_out.guard import Children
     from outbox_cli.try_out.place import Place
 
 LEASE: Final = "3s"

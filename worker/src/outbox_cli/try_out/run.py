@@ -13,19 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from outbox_cli.try_out.children import Children
-from outbox_cli.try_out.errors import EndedError, TryError
-from outbox_cli.try_out.guard import SIGNALS, Guard
+from outbox_cli.errors import CommandError
+from outbox_cli.try_out.guard import SIGNALS, Children, Guard
 from outbox_cli.try_out.ledger import Account, format_accounts
-from outbox_cli.try_out.place import take_place
+from outbox_cli.try_out.place import Place, take_place
 from outbox_cli.try_out.screen import Rates, Screen, build_notes, build_row, build_table
-from outbox_cli.try_out.server import ROLE, Server, Template, find_programs, make_outbox, server_user
+from outbox_cli.try_out.server import ROLE, Server, Template, copy_folder, find_programs, make_outbox, server_user
 from outbox_core.plain import number_of_seconds, plain_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outbox_cli.try_out.place import Place
     from outbox_cli.try_out.processors import Worker
     from outbox_cli.try_out.shop import Counters
     from outbox_worker.postgres.connection import Connection
@@ -42,11 +40,18 @@ _EAGER_TICK: Final = 0.05
 """Seconds between two looks until the first message is handled."""
 
 
+class EndedError(BaseException):
+    """A signal asked the run to end at once. Not an Exception: nothing may swallow it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 class Signals:
     """The signals that end a run: at once, or, while the table is shown, with a ledger."""
 
     def __init__(self) -> None:
-        """Take them, in this process."""
         self._pid = os.getpid()
         self.graceful = False
         self.stop: int | None = None
@@ -97,7 +102,7 @@ class Run:
         self.children = Children(self.place, self.guard)
         self.server = Server(self.place, self.guard, self.children, programs)
         if template.is_there():
-            self.server.start(lambda: template.copy_to(self.place.data))
+            self.server.start(lambda: copy_folder(template.path, self.place.data))
         else:
             self.screen.say("preparing the database: once for each version")
             self.server.start(lambda: template.initialise(self.place))
@@ -130,12 +135,12 @@ class Run:
         for worker in sorted(self.workers, key=lambda each: each.number):
             worker.start()
 
-    def connect(self, database: str | None = None) -> Connection:
+    def connect(self, database: str = "shop") -> Connection:
         """Connect to the embedded server."""
         import psycopg
 
         return psycopg.connect(
-            host=str(self.place.socket), user=ROLE, dbname=database or "shop", autocommit=True,
+            host=str(self.place.socket), user=ROLE, dbname=database, autocommit=True,
             application_name="outbox-try", prepare_threshold=None,
         )  # fmt: skip
 
@@ -159,7 +164,7 @@ class Run:
             elif flowing is not None:
                 told = told or self._tell_pokes(late=now - flowing > _LATE)
             elif now - began > _SILENT:
-                raise TryError(self._explain_silence())
+                raise CommandError(self._explain_silence())
             self._tell_notes()
             self.screen.draw(self._table(rates, now), now, now=first)
             if flowing is not None and self.seconds is not None and now - flowing >= self.seconds:
@@ -170,11 +175,6 @@ class Run:
         names = ["shop", *(worker.name for worker in self.workers)]
         ends = [f"\n  {name}: {line}" for name in names if (line := self.children.last_line(name))]
         return f"no message was handled within {_SILENT:.0f} s; the logs end with:{''.join(ends) or ' nothing'}"
-
-    def _look(self) -> None:
-        self._tend()
-        for worker in self.workers:
-            worker.ask()
 
     def _tell_pokes(self, *, late: bool) -> bool:
         """Say what to try, once it is known which process is to be killed."""
@@ -197,8 +197,8 @@ class Run:
         head = f"{plain_count(self.counters.committed, 'message')} produced, {self.counters.rolled_back} rolled back"
         return [head, *build_table(rows, self.screen.width)]
 
-    def _tend(self) -> None:
-        """Wait for processes that ended, and start workers again."""
+    def _look(self) -> None:
+        """Wait for processes that ended, start workers again, and ask all of them how they are."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -212,21 +212,22 @@ class Run:
             if worker.is_due():
                 worker.start()
                 self.screen.say(f"{worker.name} is started again, as pid {worker.pid}")
+            worker.ask()
 
     def _note_end(self, pid: int, code: int) -> None:
         how = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
-        name = next((worker.name for worker in self.workers if worker.pid == pid), "shop")
+        worker = next((each for each in self.workers if each.pid == pid), None)
+        name = "shop" if worker is None else worker.name
         said = f" ({line})" if code > 0 and (line := self.children.last_line(name)) else ""
         if pid == self.server.pid:
-            raise TryError(
+            raise CommandError(
                 f"PostgreSQL (pid {pid}) {how}: the run ends without a ledger; its log was {self.server.last_words()}"
             )
         if pid == self.guard.pid:
-            raise TryError(f"the guard of the run (pid {pid}) {how}: the run ends without a ledger")
-        for worker in self.workers:
-            if worker.pid == pid:
-                worker.note_end()
-                self.screen.say(f"{worker.name} (pid {pid}) {how}{said}")
+            raise CommandError(f"the guard of the run (pid {pid}) {how}: the run ends without a ledger")
+        if worker is not None:
+            worker.note_end()
+            self.screen.say(f"{name} (pid {pid}) {how}{said}")
         if pid == self.shop_pid:
             self.shop_pid = 0
             if code:
@@ -259,7 +260,7 @@ def main(arguments: Sequence[str]) -> int:
         from outbox_cli.try_out.existing import look_at
 
         Screen().say(*look_at(options.on))
-    except TryError as err:
+    except CommandError as err:
         print(f"outbox try: {err}", file=sys.stderr)  # noqa: T201  # a command line speaks
         return 1
     except EndedError as err:

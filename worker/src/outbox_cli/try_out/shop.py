@@ -93,7 +93,6 @@ class Producer:
     """One connection."""
 
     def __init__(self, number: int, uri: str, folder: Path, counters: Counters, closing: threading.Event) -> None:
-        """Name it; it connects when it runs."""
         self._number = number
         self._uri = uri
         self._folder = folder

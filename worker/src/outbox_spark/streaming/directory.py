@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from outbox_core.errors import PermanentError, TransientError
-from outbox_core.progress.checkpoint import parse_checkpoint
+from outbox_core.progress.checkpoint import Checkpoint, parse_checkpoint
 from outbox_core.report import Reason
 from outbox_spark.offsets import OffsetRange, parse_offset
 from outbox_spark.streaming.resume import DirectoryView, Lineage
@@ -25,8 +25,6 @@ from outbox_spark.writing.files import safe_name
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from outbox_core.progress.checkpoint import Checkpoint
 
 _OFFSET_LOG: Final = "v1"
 _LINEAGE: Final = "lineage.json"
@@ -87,7 +85,7 @@ class QueryDirectory:
 
 
 def parse_offset_log(text: str) -> Checkpoint:
-    """Read the end of a batch from an `offsets/N` file; `ValueError`: another format, not one source, or not ours.
+    """Read the end of a batch from an `offsets/N` file.
 
     Raises:
         ValueError: another format, or not one source, or not ours.

@@ -16,7 +16,7 @@ from typing_extensions import override
 from outbox_core.errors import PermanentError, TransientError
 from outbox_core.ports import InTransaction
 from outbox_core.processor.outcomes import Rejected
-from outbox_core.progress.checkpoint import BEGINNING, StoreAnswer
+from outbox_core.progress.checkpoint import BEGINNING, Checkpoint, StoreAnswer
 from outbox_core.report import Reason
 from outbox_spark.application import UserApplication, load_application
 from outbox_spark.failure import explain_failure
@@ -24,23 +24,19 @@ from outbox_spark.session import SessionStarter, count_executors, is_alive, runs
 from outbox_spark.stream import Stream, find_stateful
 from outbox_spark.streaming.directory import QueryDirectories, QueryDirectory
 from outbox_spark.streaming.lineage import fetch_history, store_begin
-from outbox_spark.streaming.query import QueryRun
+from outbox_spark.streaming.query import PreparedBatch, QueryRun
 from outbox_spark.streaming.resume import Resume, decide_resume
 from outbox_spark.writing.files import FileArea
 from outbox_spark.writing.staging import StagingArea
-from outbox_worker.handlers.handler import read_signature
+from outbox_worker.handlers.handler import Signature, read_signature
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres.connection import ConnectionFiles
+from outbox_worker.postgres.connection import Connection, ConnectionFiles
 from outbox_worker.postgres.ownership.rebalance import is_settled
 from outbox_worker.targets.sql import SqlSink
 
 if TYPE_CHECKING:
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch
-    from outbox_core.progress.checkpoint import Checkpoint
-    from outbox_spark.streaming.handover import PreparedBatch
-    from outbox_worker.handlers.handler import Signature
-    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.postgres.transactions.transaction import Transaction
 

@@ -3,10 +3,16 @@
 Spark's thread runs `_on_batch`. Which messages a batch has is read from what Spark planned (directory.py), never
 from its number. No exception leaves it as it came: Spark matches long tracebacks with a pattern that overflows its
 stack, and then the query is dead without a word. The error is kept here, and Spark is told a short one.
+
+Spark calls its sink in a thread of its own and goes on when the call returns. The call stages the batch, offers it
+to the worker's loop and waits; the loop takes it, commits it in its transaction with the checkpoint, and says so by
+asking for what comes after. Until then the batch stays offered, so a merge that failed is tried again without computing
+anything again.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -14,9 +20,8 @@ from typing import TYPE_CHECKING, Final
 from outbox_core.errors import HandlerError, OutboxError, TransientError
 from outbox_core.report import Reason
 from outbox_spark.failure import explain_failure
-from outbox_spark.streaming.handover import ClosedError, Handover, PreparedBatch
-from outbox_spark.writing.effects import Effects, Messages
-from outbox_spark.writing.files import file_uri
+from outbox_spark.writing.effects import Effects
+from outbox_spark.writing.files import FileArea, file_uri
 from outbox_worker.logs import get_logger
 
 if TYPE_CHECKING:
@@ -24,13 +29,131 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_spark.offsets import OffsetRange
     from outbox_spark.stream import Stream
     from outbox_spark.streaming.directory import QueryDirectory
-    from outbox_spark.writing.files import FileArea
     from outbox_spark.writing.staging import StagingArea
 
 _log = get_logger("outbox.spark.query")
 _SPARK_NOTES_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBatch:
+    """A micro-batch whose effects wait, hidden, for the checkpoint's transaction.
+
+    Attributes:
+        whole: the range, after what was handled before.
+        effects: what to commit; None for a batch that was handled before and is only to be answered 0.
+        count: messages in it.
+
+    """
+
+    whole: OffsetRange
+    effects: Effects | None
+    count: int
+
+
+class ClosedError(Exception):
+    """The query is to end: nothing more is prepared or waited for."""
+
+
+class Handover:
+    """Where Spark's thread and the worker's loop meet; holds at most one batch of one query."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._offered: PreparedBatch | None = None
+        self._failure: OutboxError | None = None
+        self._closed = False
+        self._admitting = True
+        self._committed = False
+        self._busy_since: float | None = None
+
+    def begin(self) -> None:
+        """Spark's thread: a batch is to be prepared.
+
+        Raises:
+            ClosedError: none is wanted.
+
+        """
+        with self._changed:
+            if self._closed or not self._admitting:
+                raise ClosedError
+            self._busy_since = time.monotonic()
+
+    def offer(self, batch: PreparedBatch) -> None:
+        """Spark's thread: wait until the loop has committed the batch.
+
+        Raises:
+            ClosedError: it will not be.
+
+        """
+        with self._changed:
+            self._offered = batch
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._offered is None or self._closed)
+            if self._offered is not None:
+                raise ClosedError
+
+    def end(self, failure: OutboxError | None = None) -> None:
+        """Spark's thread: the batch is over, with its files in place, or failed."""
+        with self._changed:
+            self._busy_since = None
+            self._committed = False
+            self._failure = self._failure or failure
+            self._changed.notify_all()
+
+    def accept(self, stored: Checkpoint) -> None:
+        """The loop: everything up to `stored` is committed, or answered."""
+        with self._changed:
+            if self._offered is not None and self._offered.whole.end <= stored:
+                self._offered = None
+                self._committed = True
+                self._busy_since = time.monotonic()  # what is left to do is Spark's side of the commit
+                self._changed.notify_all()
+
+    def take(self, wait: float) -> PreparedBatch | None:
+        """The loop: look at the batch on offer, waiting for one so many seconds at most. It stays on offer.
+
+        Raises:
+            OutboxError: preparing failed; said once.
+
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._offered is not None or self._failure is not None, timeout=wait)
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
+            return self._offered
+
+    def busy_for(self) -> float | None:
+        """For how many seconds has a batch been prepared? None: none is, or it is on offer already."""
+        with self._changed:
+            if self._busy_since is None or self._offered is not None:
+                return None
+            return time.monotonic() - self._busy_since
+
+    def in_hand(self) -> bool:
+        """Is there a batch: being prepared, on offer, or committed and not over yet on Spark's side?"""
+        with self._changed:
+            return self._busy_since is not None
+
+    def stop_admitting(self) -> None:
+        """Let the batch in hand end, and no other begin."""
+        with self._changed:
+            self._admitting = False
+
+    def wait_settled(self, seconds: float) -> bool:
+        """Wait until a committed batch is over on Spark's side too, its files in place; False: it is not yet."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._committed, timeout=seconds)
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
 
 class BatchEndedError(Exception):
@@ -42,12 +165,8 @@ class QueryRun:
     """A query.
 
     Attributes:
-        directory: Spark's query checkpoint.
         stored: the checkpoint it was started at: what lies at or before it is handled.
         stateful: its operators keep state, so a batch that was handled must still be computed again.
-        staging: for rows on their way into the database.
-        files: for Parquet files.
-        stream: says what a batch writes.
         handover: where the loop takes its batches.
 
     """
@@ -149,8 +268,8 @@ class QueryRun:
             self.handover.offer(PreparedBatch(whole, None, 0))
             return
         todo = whole.after(self.stored)
-        messages = None if self.stream.application.transform else Messages(rows, self.stream.read_options())
-        effects = Effects(self.staging, self.files, todo, messages)
+        messages = None if self.stream.application.transform else rows
+        effects = Effects(self.staging, self.files, todo, messages, self.stream.read_options())
         self.stream.apply(rows, effects)
         self.handover.offer(PreparedBatch(todo, effects, self.stream.count(todo, effects)))
         if effects.pending:

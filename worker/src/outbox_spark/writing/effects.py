@@ -6,7 +6,6 @@ files.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -34,25 +33,23 @@ _MAKE_DURABLE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Messages:
-    """A batch's messages as they were read, and how to read them."""
-
-    rows: DataFrame
-    options: ReadOptions
-
-
 class Effects:
     """Given to `handle(messages, effects)`; each method may be called several times, in any order."""
 
     def __init__(
-        self, staging: StagingArea, files: FileArea, whole: OffsetRange, messages: Messages | None = None
+        self,
+        staging: StagingArea,
+        files: FileArea,
+        whole: OffsetRange,
+        messages: DataFrame | None = None,
+        options: ReadOptions | None = None,
     ) -> None:
-        """Begin a batch without effects; `messages`: what it has, where that is what was read."""
+        """Begin a batch without effects; `messages`: what it has, where that is what was read by `options`."""
         self._staging = staging
         self._files = files
         self._whole = whole
         self._messages = messages
+        self._options = options
         self.statements: list[tuple[SqlTarget, Staged]] = []
         self.pending: list[PendingFile] = []
 
@@ -93,11 +90,8 @@ class Effects:
         directory = Path(path)
         if not directory.is_absolute():
             raise HandlerError(f"{path!r} is not an absolute path: name a directory on a volume of spec.spark.volumes")
-        if self._messages is not None and rows is self._messages.rows:
-            options, session = self._messages.options, rows.sparkSession
-            self.pending += self._files.write_messages(session, options, directory, self._whole)
-        else:
-            self.pending += self._files.write(rows, directory, self._whole)
+        options = self._options if rows is self._messages else None
+        self.pending += self._files.write(rows, directory, self._whole, options)
 
     def are_there(self, connection: Connection) -> bool:
         """Say whether all staged rows are still there: a crash of PostgreSQL empties every unlogged table."""

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import pyarrow as pa
 from psycopg import sql
 from pyarrow import csv
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
-from pyspark.sql.types import BinaryType
+from pyspark.sql.types import BinaryType, StructField
 
 from outbox_core.errors import TransientError
 from outbox_spark.columns import is_nested, staging_columns
@@ -35,9 +36,6 @@ from outbox_worker.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructField
 
     from outbox_worker.postgres.connection import Connection, ConnectionFiles
 
@@ -148,10 +146,13 @@ class StagingArea:
         if columns not in self._ready:
             name = staging_name(self._processor_id, self._epoch, columns)
             table = StagingTable(self._schema, name, tuple(column for column, _ in columns))
-            typed = [(_ATTEMPT, "uuid NOT NULL"), *columns]
+            typed = [
+                sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(cast("Any", kind)))  # of those of columns.py
+                for column, kind in ((_ATTEMPT, "uuid NOT NULL"), *columns)
+            ]
             self._execute(
                 sql.SQL("CREATE UNLOGGED TABLE IF NOT EXISTS {} ({})").format(
-                    table.identifier, sql.SQL(", ").join(_column(name, kind) for name, kind in typed)
+                    table.identifier, sql.SQL(", ").join(typed)
                 ),
                 sql.SQL("INSERT INTO {} (table_name, processor_id, epoch) VALUES ({}) ON CONFLICT DO NOTHING").format(
                     self._registry, sql.SQL(", ").join(map(sql.Literal, (name, self._processor_id, self._epoch)))
@@ -191,11 +192,6 @@ def _prepared(field: StructField) -> Column:
     if isinstance(field.dataType, BinaryType):
         return f.concat(f.lit("\\x"), f.hex(column)).alias(field.name)
     return column
-
-
-def _column(name: str, kind: str) -> sql.Composed:
-    """Compose a column of a type from the closed list of columns.py."""
-    return sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(cast("Any", kind)))
 
 
 def copy_rows(files: ConnectionFiles, table: StagingTable, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
