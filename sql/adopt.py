@@ -37,7 +37,7 @@ _INSPECT: Final = """
            has_schema_privilege(n.oid, 'CREATE'),
            EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid),
            greatest(c.reltuples, 0)::bigint, pg_table_size(c.oid),
-           (SELECT coalesce(json_object_agg(a.attname, format_type(a.atttypid, NULL)), '{}')
+           (SELECT coalesce(json_object_agg(a.attname, replace(format_type(a.atttypid, NULL), '"', '')), '{}')
             FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = %s AND c.relname = %s

@@ -152,7 +152,7 @@ def recognise(columns: Mapping[str, str]) -> Recognised | None:
     """Say which outbox a table is.
 
     Args:
-        columns: names and types without modifiers, as `format_type(atttypid, NULL)` says them.
+        columns: names and types without modifiers, as `format_type(atttypid, NULL)` says them, but never quoted.
 
     Returns:
         None where it is none that is known.

@@ -4,7 +4,7 @@ CREATE OR REPLACE FUNCTION :"schema".claim_key(p_processor_id text) RETURNS bigi
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- The key of the advisory lock that callers without an epoch share, and that the maker of a claim holds alone.
-SELECT hashtextextended(format('outbox claim %I %s', current_schema(), p_processor_id), 0)
+SELECT hashtextextended(format('outbox claim %s %s', current_schema(), p_processor_id), 0)
 $function$;
 
 CREATE OR REPLACE FUNCTION :"schema".claim_is_open_to(

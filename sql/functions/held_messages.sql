@@ -54,8 +54,8 @@ CREATE OR REPLACE FUNCTION :"schema".skip_reason(
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- What audit_log says of a message that is skipped because its attempts ran out.
-    SELECT format('message %s of type %s, key %s, after %s attempts: %s: %s', p_message_id, p_message_type, p_key,
-                  p_attempts, p_error_class, p_error)
+    SELECT format('message %s of type %s, key %s, after %s attempt%s: %s: %s', p_message_id, p_message_type, p_key,
+                  p_attempts, CASE WHEN p_attempts <> 1 THEN 's' END, p_error_class, p_error)
 $function$;
 
 CREATE OR REPLACE FUNCTION :"schema".hold_messages(
@@ -408,7 +408,8 @@ BEGIN
     END IF;
     IF v_count > 0 THEN
         INSERT INTO audit_log (action, processor_id, partition, reason, decided_by)
-        VALUES ('Redrive', p_processor_id, p_partition, format('%s dead letters: %s', v_count, p_reason), p_decided_by);
+        VALUES ('Redrive', p_processor_id, p_partition,
+                format('%s dead letter%s: %s', v_count, CASE WHEN v_count <> 1 THEN 's' END, p_reason), p_decided_by);
     END IF;
     RETURN v_count;
 END
@@ -481,7 +482,8 @@ BEGIN
         IF v_keys IS NOT NULL THEN
             INSERT INTO audit_log (action, processor_id, partition, reason, decided_by)
             VALUES ('Redrive', p_processor_id, p_partition,
-                    format('%s held messages: %s', cardinality(v_keys), p_reason), p_decided_by);
+                    format('%s held message%s: %s', cardinality(v_keys), CASE WHEN cardinality(v_keys) <> 1 THEN 's' END,
+                           p_reason), p_decided_by);
         END IF;
     END IF;
     RETURN coalesce(cardinality(v_keys), 0);

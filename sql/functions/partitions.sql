@@ -293,7 +293,8 @@ BEGIN
     INSERT INTO audit_log (action, processor_id, to_transaction_id, to_position, reason, decided_by)
     VALUES ('ChangePartitions', p_processor_id, coalesce(v_was.barrier_transaction_id, '0'),
             coalesce(v_was.barrier_position, v_counter),
-            format('%s partitions became %s', v_was.partition_count, v_was.next_count)
+            format('%s partition%s became %s', v_was.partition_count,
+                   CASE WHEN v_was.partition_count <> 1 THEN 's' END, v_was.next_count)
                 || coalesce(format(' (after the snapshot %s)', v_was.barrier_snapshot), ''), v_was.asked_by);
     RETURN true;
 EXCEPTION WHEN lock_not_available THEN

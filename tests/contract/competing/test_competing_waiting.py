@@ -212,7 +212,7 @@ def test_dead_letters_of_the_outbox_are_handed_out_again_even_if_their_rows_are_
     assert dead(connection) == []
     assert stored(connection) >= before
     acts = connection.execute("SELECT action, reason FROM outbox.audit_log").fetchall()
-    assert acts == [("Redrive", "1 dead letters: mended")]
+    assert acts == [("Redrive", "1 dead letter: mended")]
     assert produced[0] == gone.checkpoint.position
 
 

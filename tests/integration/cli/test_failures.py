@@ -88,7 +88,7 @@ def test_looking_and_redriving_by_key_keeps_the_order(failing, workers, call):
     failing.assert_once_and_in_order()
     acts = failing.connection.execute("SELECT action, reason FROM outbox.audit_log ORDER BY id").fetchall()
     assert acts == [
-        ("Redrive", "1 dead letters: mended"),
+        ("Redrive", "1 dead letter: mended"),
         ("DropDeadLetter", "message message-8 of type Numbered, key key-3: old"),
     ]
     assert (failing.held(), failing.dead()) == ([], [])

@@ -110,8 +110,9 @@ class Databases:
 
 def open_databases(config: ProcessorConfig, settings: Settings, application_name: str) -> Databases:
     """Make the sessions of one thread; nothing is connected yet."""
-    remote = config.has_remote_target
-    source = Session(ConnectionFiles(settings.source), application_name, "the source's database" if remote else "")
+    remote, connection = config.has_remote_target, config.target and config.target.connection
+    files = ConnectionFiles(settings.source, config.source.connection.secret_ref.name)
+    source = Session(files, application_name, "the source's database" if remote else "")
     wal = WalWatch(partial(source.another, "waiting")) if config.engine is Engine.WORKER else None
     if not remote:
         arrivals, partitions = None, config.delivery.partitions
@@ -120,7 +121,8 @@ def open_databases(config: ProcessorConfig, settings: Settings, application_name
             in_column = partitions.key.data is None and partitions.key.metadata is None
             arrivals = Arrivals(config.source, config.processor_id, partitions.key if in_column else None)
         return Databases(config, source, source, ReadAhead(partial(source.another, "ahead")), wal, arrivals=arrivals)
-    target = Session(ConnectionFiles(settings.target), application_name, "the target's database")
+    files = ConnectionFiles(settings.target, connection.secret_ref.name if connection else "")
+    target = Session(files, application_name, "the target's database")
     return Databases(config, target, source, wal=wal)
 
 
@@ -130,7 +132,7 @@ class SharedDatabases:
     def __init__(self, first: Settings, application_name: str) -> None:
         """Make them by the files of the first processor; nothing is connected yet."""
         self._directory = first.source
-        self._session = Session(ConnectionFiles(self._directory), application_name)
+        self._session = Session(ConnectionFiles(self._directory, self._directory.name), application_name)
         self._ahead = ReadAhead(partial(self._session.another, "ahead"))
         self._wal = WalWatch(partial(self._session.another, "waiting"))
         self._arrivals: dict[str, Arrivals] = {}

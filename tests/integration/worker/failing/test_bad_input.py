@@ -61,6 +61,7 @@ def test_a_secret_without_its_keys(outbox, workers):
     home = workers.prepare(build_config(outbox.database, SQL_TARGET), "")
     worker = workers.launch(home)
     report = worker.wait_state("Unavailable", "ConnectionSecretInvalid")
+    assert report.message.startswith("the Secret db, mounted at ")
     assert "`uri`" in report.message
     (home / "connections/source/uri").write_text(outbox.database.uri())
     worker.wait_state("Active")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 
 from tests.support.nightly import at_night
 from tests.support.servers.postgres import wait_until
-from tests.support.servers.receiver import Answer, receiving
+from tests.support.servers.receiver import Answer, answering, read_head, receiving
 from tests.support.worker import FAST, build_config
 
 COUNT, WRONG = 300, 150
@@ -159,6 +160,31 @@ def test_a_worker_that_is_killed_before_it_stores_repeats_with_the_same_keys(out
             numbers = [number(each.id) for each in requests]
             again = next((at for at in range(1, len(numbers)) if numbers[at] <= numbers[at - 1]), len(numbers))
             assert numbers[again:] == sorted(numbers[again:]), "repeated from one place on, in order"
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 503 Busy\r\nX-Long: " + b"x" * 999, b"HTTP/1.1 102 Wait\r\n\r\n" * 50])
+def test_an_answer_whose_head_trickles_is_none_when_its_time_is_over(outbox, start, head):
+    """A byte now and then is no silence: only delivery.timeout would end it."""
+
+    def trickle(connection):
+        read_head(connection)
+        for byte in head:
+            connection.sendall(bytes([byte]))
+            time.sleep(0.02)
+
+    outbox.produce(1)
+    with answering(trickle) as url:
+        worker = start(target={"url": url, "requestTimeout": "300ms"})
+        report = worker.wait_state("Retrying", "TargetUnavailable", 15)
+    assert "timed out" in report.message
+
+
+def test_each_answer_has_a_time_of_its_own(outbox, receiver, start):
+    ids = outbox.produce(4)
+    receiver.answer = lambda _: Answer(delay=0.7)
+    worker = start(target={"parallelism": 1, "requestTimeout": "2s"})
+    worker.wait_for("all are handled", lambda report: report.handled == 4)
+    assert receiver.ids() == ids
 
 
 def test_a_token_that_rotates_is_read_again(outbox, receiver, start):

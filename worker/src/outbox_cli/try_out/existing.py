@@ -28,7 +28,7 @@ _LIMIT: Final = "5s"
 """For the age of the oldest row, which may have no index."""
 _TABLES: Final = """
 SELECT c.oid::bigint, n.nspname, c.relname,
-       (SELECT json_object_agg(a.attname, format_type(a.atttypid, NULL))
+       (SELECT json_object_agg(a.attname, replace(format_type(a.atttypid, NULL), '"', ''))
         FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
        CASE WHEN c.reltuples < 0 THEN pg_relation_size(c.oid) / 200 ELSE c.reltuples END::bigint, pg_table_size(c.oid),
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'), current_user::text,

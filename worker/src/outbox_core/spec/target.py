@@ -182,7 +182,9 @@ class HttpTarget(SpecModel):
     parallelism: Annotated[int, Field(ge=1, le=64)] = Field(
         8, description="Most requests at once, each of another key. 1: one after another, in the order of the messages."
     )
-    request_timeout: Duration = Field(timedelta(seconds=10), description="Longest silence of the receiver.")
+    request_timeout: Duration = Field(
+        timedelta(seconds=10), description="Longest wait for a connection, and for the whole answer."
+    )
 
 
 class LogTarget(SpecModel):

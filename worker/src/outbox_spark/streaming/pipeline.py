@@ -57,7 +57,7 @@ class SparkPipeline(InTransaction):
         """Start nothing; `source` has connection files, `handler` is where the ConfigMap is mounted."""
         self._config = config
         self._key = key
-        self._files = ConnectionFiles(source)
+        self._files = ConnectionFiles(source, config.source.connection.secret_ref.name)
         self._handler = handler
         self._sessions = sessions
         self._stream = Stream(config, source, UserApplication())

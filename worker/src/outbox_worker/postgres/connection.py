@@ -57,6 +57,8 @@ class ConnectionFiles:
     """A directory with `uri`, or `host`, `port`, `database`, `user`, `password`; optional `sslmode`, `ca.crt`."""
 
     directory: Path
+    secret: str = ""
+    """Name of the Secret that is mounted there, for people; none: a person chose the directory."""
 
     def connect(self, application_name: str) -> Connection:
         """Open an autocommit connection that names itself to the server.
@@ -118,7 +120,8 @@ class ConnectionFiles:
             raise self._invalid(f"its key `{key}` cannot be read as text") from err
 
     def _invalid(self, what: str) -> ConfigurationError:
-        return _invalid(f"{self.directory} (a Secret's files) is not a database connection: {what}")
+        where = f"the Secret {self.secret}, mounted at {self.directory}," if self.secret else f"{self.directory}"
+        return _invalid(f"{where} is not a database connection: {what}")
 
 
 def is_misread(uri: str) -> bool:

@@ -1,7 +1,7 @@
 -- name: fetch_columns
--- The outbox's columns with what stands behind their defaults.
-SELECT a.attname, format_type(a.atttypid, NULL) AS type, a.attnotnull,
-       coalesce(pg_get_expr(d.adbin, d.adrelid), CASE WHEN a.attidentity <> '' THEN 'identity' END) AS default_text,
+-- The outbox's columns with what stands behind their defaults, both without the quotes of quote_all_identifiers.
+SELECT a.attname, replace(format_type(a.atttypid, NULL), '"', '') AS type, a.attnotnull,
+       coalesce(replace(pg_get_expr(d.adbin, d.adrelid), '"', ''), CASE WHEN a.attidentity <> '' THEN 'identity' END) AS default_text,
        s.seqrelid::regclass::text AS sequence, s.seqcache, s.seqcycle, s.seqincrement
 FROM pg_class AS c
 JOIN pg_namespace AS n ON n.oid = c.relnamespace

@@ -19,8 +19,9 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from io import BufferedReader, RawIOBase
 from threading import Thread
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from typing_extensions import override
@@ -38,6 +39,8 @@ from outbox_worker.waiting import wait_ready
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator
     from pathlib import Path
+
+    from _typeshed import WriteableBuffer
 
     from outbox_core.config import ProcessorConfig
     from outbox_core.message import Batch, Message
@@ -71,8 +74,40 @@ class _Attempt:
     stopped: bool = False
 
 
+class _TimedReader(RawIOBase):
+    """Reads what a socket receives until its time is over, however often a byte comes: `http.client` waits for each."""
+
+    def __init__(self, connection: socket.socket, received: RawIOBase) -> None:
+        """Read `received`, the file of a socket, for as long as the socket's own timeout."""
+        self._connection, self._received = connection, received
+        self._until = time.monotonic() + (connection.gettimeout() or 0.0)
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def readinto(self, buffer: WriteableBuffer) -> int | None:
+        if (left := self._until - time.monotonic()) <= 0:
+            raise TimeoutError("timed out")
+        self._connection.settimeout(left)
+        return self._received.readinto(buffer)
+
+    @override
+    def close(self) -> None:
+        self._received.close()
+        super().close()
+
+
 class _FinalAnswer(HTTPResponse):
-    """The answer behind all interim ones (RFC 9110, section 15.2): `http.client` skips status 100 alone."""
+    """The answer behind all interim ones (RFC 9110, section 15.2): `http.client` skips status 100 alone.
+
+    All of them and the body have the time of one.
+    """
+
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp = BufferedReader(_TimedReader(sock, self.fp.detach()))
 
     @override
     def begin(self) -> None:
@@ -229,6 +264,7 @@ class HttpSink(OutsideTransaction):
     def _ask_once(self, connection: HTTPConnection, headers: dict[str, str], body: bytes) -> tuple[HTTPResponse, bytes]:
         """Send one request and return its answer with the beginning of the body, as far as that came."""
         path = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")
+        connection.sock.settimeout(self._target.request_timeout.total_seconds())  # reading the last answer changed it
         unsent: OSError | None = None
         try:
             connection.request("POST", path, body, headers)
@@ -238,10 +274,9 @@ class HttpSink(OutsideTransaction):
             unsent = err  # a message that is too large, for example, is refused before all of it is there
         content = b""
         with connection.getresponse() as answer:
-            until = time.monotonic() + self._target.request_timeout.total_seconds()
             with contextlib.suppress(OSError, HTTPException):  # the status says it: repeated, it would be taken twice
-                while not answer.isclosed() and len(content) < _LONGEST_BODY and time.monotonic() < until:
-                    # No more than is there: with each byte that comes, a read of more would wait for longer.
+                while not answer.isclosed() and len(content) < _LONGEST_BODY:
+                    # No more than is there: a read that the time ends gives nothing of what it had.
                     ready = len(answer.fp.peek()) if content else 1
                     content += answer.read(max(1, min(ready, _LONGEST_BODY - len(content))))
             if unsent or not answer.isclosed():  # there is more: unread, it would be taken for the next answer

@@ -1,13 +1,13 @@
 -- name: repair_list_outboxes
 -- Tables of the schema that producers write: the default of a column is the transaction that inserts. One that is partitioned
--- stands for its partitions.
+-- stands for its partitions. With quote_all_identifiers the server quotes the function's name.
 SELECT c.relname, a.attname
 FROM pg_attrdef AS d
 JOIN pg_class AS c ON c.oid = d.adrelid
 JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = d.adnum
 WHERE c.relnamespace = %(schema)s::text::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
   AND a.atttypid = 'xid8'::regtype
-  AND pg_get_expr(d.adbin, d.adrelid) LIKE '%%pg_current_xact_id()%%'
+  AND replace(pg_get_expr(d.adbin, d.adrelid), '"', '') LIKE '%%pg_current_xact_id()%%'
 ORDER BY c.relname
 
 -- name: repair_fetch_open
@@ -157,7 +157,7 @@ ORDER BY c.processor_id, c.partition
 -- Where the schema keeps transaction ids and snapshots besides the messages themselves and the history of people's acts, and
 -- whether each row there is a processor's: one that reads another database names that one's ids. A partition's rows are mapped
 -- with its table: twice would be wrong.
-SELECT c.relname, a.attname, a.atttypid::regtype::text,
+SELECT c.relname, a.attname, replace(a.atttypid::regtype::text, '"', ''),
        EXISTS (SELECT 1 FROM pg_attribute AS p
                WHERE p.attrelid = c.oid AND p.attname = 'processor_id' AND NOT p.attisdropped)
 FROM pg_class AS c
@@ -174,7 +174,7 @@ SELECT format('%%I.%%I', n.nspname, c.relname)
 FROM pg_attrdef AS d
 JOIN pg_class AS c ON c.oid = d.adrelid
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE pg_get_expr(d.adbin, d.adrelid) LIKE '%%pg_current_xact_id()%%'
+WHERE replace(pg_get_expr(d.adbin, d.adrelid), '"', '') LIKE '%%pg_current_xact_id()%%'
   AND NOT c.relispartition AND n.oid <> %(schema)s::text::regnamespace
   AND NOT (c.oid = ANY (%(messages)s::text[]::regclass[]))
 ORDER BY 1
