@@ -14,7 +14,7 @@ from psycopg import sql
 
 from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
 from outbox_core.spec import StartFrom
-from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.progress import starts
 from outbox_worker.postgres.reading.messages import MessageReader
 from outbox_worker.postgres.reading.stall import HighWaterMarkObserver, observe_high_water_mark
 from tests.support.database.contract import AHEAD, NOTHING, OLDER, STORED, put, store, stored
@@ -160,7 +160,7 @@ class TestFault5StartFromEndKeepsWhatIsInFlight:
 
     def test_ours(self, database):
         def our_end(connection):
-            return checkpoints.start_pair(connection, SOURCE, StartFrom(type="End"))
+            return starts.start_pair(connection, SOURCE, StartFrom(type="End"))
 
         assert "in flight" in self.read_from(database, our_end)
 

@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 
 from outbox_core.partition import slot_of
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import ResourceRef
 from outbox_worker.postgres.key import ProcessorKey
@@ -43,7 +44,7 @@ def renew(connection, token, lease=HOUR, uid="u1"):
 
 
 def begin(connection, key, owner, start=START, count=4, by="column partition_key"):
-    return partitions.begin(connection, key, count=count, by=by, start=start, epoch=owner[0], token=owner[1])
+    return partitions.begin(connection, key, HeldLease(0, owner[0], owner[1]), count=count, by=by, start=start)
 
 
 def test_sql_hashes_as_python_does(connection):

@@ -21,7 +21,7 @@ from outbox_core.errors import OutboxError, TransientError
 from outbox_core.plain import plain_count
 from outbox_core.report import Reason
 from outbox_worker.postgres.admin import dead_letters
-from outbox_worker.postgres.feeds import giving_up
+from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.key import ProcessorKey
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def add(connection: Connection, context: Context) -> Exit:
     find_partitions(connection, key.schema, key.processor_id, key.partition)
     record = {"processorId": key.processor_id, "partition": key.partition, "at": str(options.at)}
     if not options.dry_run:
-        giving_up.record(connection, key, options.at, reason=options.reason, decided_by=whoami())
+        holding.give_up(connection, key, options.at, reason=options.reason, decided_by=whoami())
     sentence = (
         f"the message at {options.at} is tried once more when {key.processor_id} stands at it, and if it fails it is a "
         "dead letter"

@@ -25,7 +25,7 @@ from outbox_worker.postgres.admin.overview import list_audit_log, list_processor
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership.process_statuses import list_statuses
 from outbox_worker.postgres.reading.messages import LAG_CAP, MessageReader
-from outbox_worker.postgres.reading.writers import describe, list_writers, missing_grant, remedy
+from outbox_worker.postgres.reading.stall import describe, list_writers, missing_grant, remedy
 from outbox_worker.postgres.remote_target import fetch_source
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.admin.overview import ProcessorView
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.ownership.process_statuses import StoredStatus
-    from outbox_worker.postgres.reading.writers import Writer
+    from outbox_worker.postgres.reading.stall import Writer
 
 _STATUS: Final = {
     "PROCESSOR": "processorId", "PARTITION": "partition", "STATE": "state", "REASON": "reasonText", "CLAIM": "claim",

@@ -23,8 +23,8 @@ from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.admin.overview import list_audit_log, list_conflicts
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.progress import conflicts
-from outbox_worker.postgres.progress.checkpoints import start_pair
-from outbox_worker.postgres.reading.writers import list_writers
+from outbox_worker.postgres.progress.starts import start_pair
+from outbox_worker.postgres.reading.stall import list_writers
 
 if TYPE_CHECKING:
     from outbox_cli.context import Context

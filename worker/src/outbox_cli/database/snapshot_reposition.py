@@ -13,7 +13,7 @@ from outbox_cli.errors import RefusedError, UsageError
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange
 from outbox_core.spec import StartFrom, StartType
-from outbox_worker.postgres.reading.range_reader import find_start
+from outbox_worker.postgres.progress.starts import start_range
 from outbox_worker.postgres.reading.range_scan import RangeScan
 from outbox_worker.postgres.reading.snapshots import take_snapshot
 
@@ -76,7 +76,7 @@ def _find_position(connection: Connection, context: Context, source: Source) -> 
         return int(options.to_position)
     if options.to_time is None:
         return None
-    start = find_start(connection, source, find_start_from(options))
+    start = start_range(connection, source, find_start_from(options))
     if start.position is None:
         raise RefusedError(f"nothing was stored since {options.to_time}")
     return start.position + 1

@@ -14,9 +14,8 @@ from outbox_sql import runner
 from outbox_sql.adopt import KINDS, list_indexes
 from outbox_sql.guide import build_index, quote
 from outbox_sql.recognise import missing_indexes
-from outbox_worker.postgres.call import fetch_row, fetch_rows
+from outbox_worker.postgres.call import fetch_row, fetch_rows, load
 from outbox_worker.postgres.errors import translate, translated
-from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.table import OutboxTable
 
 if TYPE_CHECKING:

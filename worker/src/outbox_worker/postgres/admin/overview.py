@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.report import ResourceRef
-from outbox_worker.postgres.call import fetch_dicts
+from outbox_worker.postgres.call import fetch_dicts, in_schema
 from outbox_worker.postgres.errors import translated
-from outbox_worker.postgres.ownership.rebalance import build_partitioning
+from outbox_worker.postgres.ownership.partitions import build_partitioning
 from outbox_worker.postgres.progress.checkpoints import build_checkpoint, build_pair
-from outbox_worker.postgres.queries import in_schema
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -14,8 +14,7 @@ from psycopg import sql
 
 from outbox_core.progress.checkpoint import Checkpoint, parse_checkpoint
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, SnapshotRange
-from outbox_worker.postgres.call import fetch_rows
-from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.call import fetch_rows, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable

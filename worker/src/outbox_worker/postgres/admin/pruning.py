@@ -15,9 +15,8 @@ from psycopg import sql
 from outbox_core.progress.coverage import as_snapshot_range, meet
 from outbox_worker.postgres.admin.mappings import list_mappings
 from outbox_worker.postgres.admin.overview import list_processors
-from outbox_worker.postgres.call import fetch_one, fetch_rows
+from outbox_worker.postgres.call import fetch_one, fetch_rows, in_schema, load
 from outbox_worker.postgres.feeds import competing
-from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.table import OutboxTable
 from outbox_worker.postgres.remote_target import database_of
 

@@ -28,9 +28,8 @@ from typing_extensions import override
 from outbox_core.errors import OutboxError
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Reason
-from outbox_worker.postgres.call import call
-from outbox_worker.postgres.queries import in_schema, load
-from outbox_worker.postgres.reading.writers import describe, list_writers
+from outbox_worker.postgres.call import call, in_schema, load
+from outbox_worker.postgres.reading.stall import describe, list_writers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,22 +12,6 @@ FROM {schema}.audit_log AS a
 WHERE a.processor_id = %(processor_id)s AND (a.partition = %(partition)s OR a.partition IS NULL)
   AND a.action IN ('Rewind', 'Accept', 'Rebase', 'ChangePartitions')
 
--- name: fetch_first_position
--- The first message, in reading order, whose position is at least the one asked for.
-SELECT o.{transaction_id}::text AS t, o.{position}
-FROM {table} AS o
-WHERE o.{position} >= %(position)s AND o.{transaction_id} IS NOT NULL
-ORDER BY o.{transaction_id}, o.{position}
-LIMIT 1
-
--- name: fetch_first_scheduled
--- The first message, in reading order, stored at or after the time asked for.
-SELECT o.{transaction_id}::text AS t, o.{position}
-FROM {table} AS o
-WHERE o.{scheduled} >= %(timestamp)s AND o.{transaction_id} IS NOT NULL
-ORDER BY o.{transaction_id}, o.{position}
-LIMIT 1
-
 -- name: fetch_bound
 -- The oldest transaction that is still open: everything below it is settled.
 SELECT pg_snapshot_xmin(pg_current_snapshot())::text

@@ -14,9 +14,8 @@ import psycopg
 from psycopg import sql
 
 from outbox_core.spec import SchemaManagement
-from outbox_worker.postgres.call import fetch_one
+from outbox_worker.postgres.call import fetch_one, load
 from outbox_worker.postgres.errors import translated
-from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.table import OutboxTable
 from outbox_worker.postgres.schema import fetch_kind
 
