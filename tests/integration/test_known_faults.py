@@ -29,7 +29,7 @@ def replace_in_function(database, right, wrong):
     """Put a fault into the contract's function, in this test's own database."""
     connection = database.direct()
     (text,) = connection.execute(
-        "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE proname = 'store_processor_checkpoint' AND pronargs = 8"
+        "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE proname = 'store_checkpoint'"
     ).fetchone()
     assert right in text
     connection.execute(text.replace(right, wrong))
@@ -90,8 +90,8 @@ class TestFault2PairsAreCompared:
         replace_in_function(
             database,
             "OR (v_stored.last_processed_transaction_id, v_stored.last_processed_position)\n"
-            "             > (p_expected_transaction_id, p_expected_position)",
-            "OR v_stored.last_processed_position > p_expected_position",
+            "             >= (p_expected_transaction_id, p_expected_position)",
+            "OR v_stored.last_processed_position >= p_expected_position",
         )
         assert self.answers(database) == (OLDER, AHEAD)
 

@@ -36,8 +36,8 @@ DATABASE: Final = (
     fault(
         "positions compared alone when a checkpoint is stored",
         f"{SQL}/checkpoints.sql",
-        f"    ELSIF {_PAIR}\n          = (p_expected_transaction_id, p_expected_position) THEN\n        UPDATE",
-        "    ELSIF v_stored.last_processed_position = p_expected_position THEN\n        UPDATE",
+        f"    ELSIF {_PAIR}\n          = (p_expected_transaction_id, p_expected_position) AND v_range",
+        "    ELSIF v_stored.last_processed_position = p_expected_position AND v_range",
         "tests/contract/checkpoints/test_checkpoint_steps.py::test_step",
     ),
     Fault(
@@ -74,8 +74,8 @@ DATABASE: Final = (
     fault(
         "code 1 at step 7: what is stored further ahead is overwritten in the caller's mind",
         f"{SQL}/checkpoints.sql",
-        "             > (p_expected_transaction_id, p_expected_position) THEN\n        RETURN 2;  -- step 7",
-        "             > (p_expected_transaction_id, p_expected_position) THEN\n        RETURN 1;  -- step 7",
+        "             >= (p_expected_transaction_id, p_expected_position) THEN\n        RETURN 2;  -- step 7",
+        "             >= (p_expected_transaction_id, p_expected_position) THEN\n        RETURN 1;  -- step 7",
         "tests/contract/checkpoints/test_checkpoint_steps.py::test_step",
     ),
     fault(
