@@ -14,6 +14,7 @@ from outbox_core.report import ResourceRef
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
 from outbox_worker.postgres.ownership import partitions
+from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.reading.messages import MessageReader
 from tests.support.database.concurrency import background, wait_until_blocked
 from tests.support.database.contract import NOT_OWNER, STORED, store
@@ -169,7 +170,7 @@ class TestChanging:
         go_to(connection, line, 2)
         assert change(connection)
         assert (now(connection).count, now(connection).next_count) == (count, None)
-        pairs = partitions.load_checkpoints(connection, KEY)
+        pairs = checkpoints.load_all(connection, KEY)
         assert {number: each.pair for number, each in pairs.items()} == dict.fromkeys(range(count), line)
         assert not change(connection), "once"
 

@@ -142,4 +142,4 @@ def test_a_row_that_somebody_stores_for_it_is_in_no_changes_way(connection):
     division = partitions.fetch(connection, KEY)
     assert division is not None
     assert partitions.change(connection, KEY, "u1")
-    assert partitions.load_checkpoints(connection, KEY)[2].pair == division.barrier
+    assert checkpoints.load_all(connection, KEY)[2].pair == division.barrier

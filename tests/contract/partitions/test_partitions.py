@@ -15,6 +15,7 @@ from outbox_core.report import ResourceRef
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
 from outbox_worker.postgres.ownership import partitions
+from outbox_worker.postgres.progress import checkpoints
 from tests.support.database.stored import stored_pair
 from tests.support.servers.postgres import EVERYWHERE, wait_until
 
@@ -65,7 +66,7 @@ class TestBegin:
         answer = begin(connection, OTHER, acquire(connection, OTHER))
 
         assert (answer.owned, answer.count, answer.by, answer.begun) == (True, 4, "column partition_key", True)
-        pairs = partitions.load_checkpoints(connection, KEY)
+        pairs = checkpoints.load_all(connection, KEY)
         assert {p: stored.pair for p, stored in pairs.items()} == dict.fromkeys(range(4), START)
 
     def test_a_later_one_starts_there_too_whatever_it_asks(self, connection):
@@ -83,7 +84,7 @@ class TestBegin:
         answer = begin(connection, KEY, (epoch + 1, token))
 
         assert (answer.owned, answer.count, answer.begun) == (False, None, False)
-        assert partitions.load_checkpoints(connection, KEY) == {}
+        assert checkpoints.load_all(connection, KEY) == {}
 
     def test_a_processor_that_was_never_divided_stays_so(self, connection):
         connection.execute("INSERT INTO outbox.processor_checkpoints VALUES ('orders', 0, '10', 1)")

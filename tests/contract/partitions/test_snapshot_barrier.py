@@ -88,7 +88,7 @@ def go_to(connection, snapshot_range, *numbers):
 
 
 def rows(connection):
-    return {number: each.pair for number, each in partitions.load_checkpoints(connection, KEY).items()}
+    return {number: each.pair for number, each in checkpoints.load_all(connection, KEY).items()}
 
 
 def sees(snapshot, other):

@@ -195,7 +195,7 @@ READING: Final = (
     fault(
         "a role that row-level security hides messages from reads on",
         f"{WORKER}/postgres/schema.py",
-        "faults = _hidden_rows(connection, table)",
+        "faults = _hidden_rows(table, hidden_from)",
         "faults = []",
         "tests/integration/schema/test_schema_check.py::TestAMappedTable"
         "::test_a_role_that_policies_hide_rows_from_is_refused",

@@ -78,7 +78,7 @@ class Partition(StartingUnit):
         there = partitions.fetch(connection, key)
         if there is not None:
             self._check_key(there.count, there.by)
-        elif partitions.load_checkpoints(connection, key):
+        elif checkpoints.load_all(connection, key):
             self._check_key(None, None)
 
     @override

@@ -104,7 +104,7 @@ class PartitionedSight(Sight):
             with limited(connection, seconds):
                 now = partitions.fetch(connection, self._key)
                 if now is not None:
-                    stored = partitions.load_checkpoints(connection, self._key) if now.next_count is not None else {}
+                    stored = checkpoints.load_all(connection, self._key) if now.next_count is not None else {}
                     pairs = {number: each.pair for number, each in stored.items()}
                     partitioning = look_at_change(connection, self._key, self._source, now, pairs)
                     self._status.set_observed(partitioning=partitioning)
@@ -121,7 +121,7 @@ class PartitionedSight(Sight):
                 for lease in self._membership.leases
             ]
         )  # fmt: skip
-        return partitions.load_checkpoints(connection, self._key)
+        return checkpoints.load_all(connection, self._key)
 
     @override
     def measure(

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from outbox_worker.postgres.connection import Connection
 
     Statement: TypeAlias = LiteralString | sql.SQL | sql.Composed
+    Parameters: TypeAlias = Mapping[str, Any] | None
+    Row: TypeAlias = tuple[Any, ...]
 
 _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
@@ -46,19 +48,17 @@ def call(connection: Connection, schema: str, function: str, /, **arguments: obj
     return None if row is None else row[0]
 
 
-def call_row(connection: Connection, schema: str, function: str, /, **arguments: object) -> tuple[Any, ...]:
+def call_row(connection: Connection, schema: str, function: str, /, **arguments: object) -> Row:
     """Return the row that the function always answers, its columns in the order of RETURNS; otherwise like `call`."""
     return call_rows(connection, schema, function, **arguments)[0]
 
 
-def call_rows(connection: Connection, schema: str, function: str, /, **arguments: object) -> list[tuple[Any, ...]]:
+def call_rows(connection: Connection, schema: str, function: str, /, **arguments: object) -> list[Row]:
     """Return all rows, of a function that may answer none or several; otherwise like `call_row`."""
     return fetch_rows(connection, _compose(schema, function, tuple(arguments)), arguments)
 
 
-def fetch_row(
-    connection: Connection, statement: Statement, parameters: Mapping[str, Any] | None = None
-) -> tuple[Any, ...] | None:
+def fetch_row(connection: Connection, statement: Statement, parameters: Parameters = None) -> Row | None:
     """Return the first row of any statement; otherwise like `call`."""
     try:
         return connection.execute(statement, parameters).fetchone()
@@ -66,16 +66,12 @@ def fetch_row(
         raise translate(err) from err
 
 
-def fetch_one(
-    connection: Connection, statement: Statement, parameters: Mapping[str, Any] | None = None
-) -> tuple[Any, ...]:
+def fetch_one(connection: Connection, statement: Statement, parameters: Parameters = None) -> Row:
     """Return the row of a statement that always has one; otherwise like `fetch_row`."""
     return fetch_rows(connection, statement, parameters)[0]
 
 
-def fetch_rows(
-    connection: Connection, statement: Statement, parameters: Mapping[str, Any] | None = None
-) -> list[tuple[Any, ...]]:
+def fetch_rows(connection: Connection, statement: Statement, parameters: Parameters = None) -> list[Row]:
     """Return all rows; otherwise like `fetch_row`."""
     try:
         return connection.execute(statement, parameters).fetchall()
@@ -83,9 +79,7 @@ def fetch_rows(
         raise translate(err) from err
 
 
-def fetch_dicts(
-    connection: Connection, statement: Statement, parameters: Mapping[str, Any] | None = None
-) -> list[dict[str, Any]]:
+def fetch_dicts(connection: Connection, statement: Statement, parameters: Parameters = None) -> list[dict[str, Any]]:
     """Return all rows, each by the names of its columns; otherwise like `fetch_row`."""
     with translated(), connection.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(statement, parameters).fetchall()

@@ -94,7 +94,7 @@ def find_readers(connection: Connection, table: OutboxTable) -> list[Reader]:
     found: list[Reader] = []
     for schema in list_schemas(connection):
         queues = competing.list_competing(connection, schema)
-        elsewhere = dict(fetch_rows(connection, in_schema("list_remote_targets", schema)))
+        elsewhere = {name for name, _ in fetch_rows(connection, in_schema("list_remote_targets", schema))}
         for view, source in _list_readers(connection, schema, table):
             name = view.processor_id
             if name in elsewhere or queues.get(name) is not None:

@@ -15,14 +15,11 @@ from outbox_core.partition import PartitionOwners
 from outbox_core.progress.barrier import Obstacle, Partitioning, snapshot_barrier
 from outbox_worker.postgres.call import call, call_row, call_rows, fetch_one, fetch_row, fetch_rows, in_schema
 from outbox_worker.postgres.progress.checkpoints import (
-    StoredCheckpoint,
-    build_checkpoint,
     build_pair,
     fetch_high_water_mark,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from datetime import timedelta
 
     from outbox_core.processor.outcomes import HeldLease
@@ -126,15 +123,6 @@ def fetch_owners(connection: Connection, key: ProcessorKey, *, claim_uid: str, c
     leases = tuple(SeenLease(partition, UUID(token), epoch, pod) for partition, token, epoch, pod in rows or ())
     owners = {lease.partition: lease.token for lease in leases}
     return SeenOwners(count, tuple(members), owners, leases, found)
-
-
-def load_checkpoints(connection: Connection, key: ProcessorKey) -> Mapping[int, StoredCheckpoint]:
-    """Read the stored pairs by partition."""
-    rows = fetch_rows(connection, in_schema("fetch_checkpoints", key.schema), key.names)
-    return {
-        partition: StoredCheckpoint(build_checkpoint(t, position, *snapshot_range), at)
-        for partition, t, position, at, *snapshot_range in rows
-    }
 
 
 def ask(

@@ -16,14 +16,6 @@ SELECT (SELECT d.partition_count FROM {schema}.processor_partitions AS d WHERE d
         FROM {schema}.processor_leases AS l
         WHERE l.processor_id = %(processor_id)s AND l.expires_at > clock_timestamp())
 
--- name: fetch_checkpoints
--- The stored pairs of all partitions.
-SELECT c.partition, c.last_processed_transaction_id::text AS t, c.last_processed_position, c.stored_at,
-       c.cursor_kind, c.lower_snapshot::text, c.upper_snapshot::text, c.range_position
-FROM {schema}.processor_checkpoints AS c
-WHERE c.processor_id = %(processor_id)s
-ORDER BY c.partition
-
 -- name: fetch_obstacles
 -- What stops a change of the number of partitions, apart from messages that are not handled yet: conflicts that wait for
 -- a person, and in each partition the first message that blocks its key: held after it failed, or a dead letter.

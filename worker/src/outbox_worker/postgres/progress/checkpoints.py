@@ -15,8 +15,7 @@ from outbox_core.progress.checkpoint import MAX_POSITION, Checkpoint, StoreAnswe
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import Reason
 from outbox_core.spec import Cursor
-from outbox_worker.postgres.call import call_row, call_rows, compose_call, fetch_one, fetch_row, in_schema
-from outbox_worker.postgres.call import load as load_query
+from outbox_worker.postgres.call import call_row, call_rows, compose_call, fetch_one, fetch_rows, in_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -88,11 +87,14 @@ class TamperedError(OutboxError):
 
 def load(connection: Connection, key: ProcessorKey) -> StoredCheckpoint | None:
     """Read the stored pair; None where the processor never stored one."""
-    row = fetch_row(connection, in_schema("fetch_checkpoint", key.schema), key.names)
-    if row is None:
-        return None
-    transaction_id, position, stored_at, *snapshot_range = row
-    return StoredCheckpoint(build_checkpoint(transaction_id, position, *snapshot_range), stored_at)
+    return load_all(connection, key, key.partition).get(key.partition)
+
+
+def load_all(connection: Connection, key: ProcessorKey, partition: int | None = None) -> dict[int, StoredCheckpoint]:
+    """Read the stored pairs by partition, all of the processor or one."""
+    parameters = key.names | {"partition": partition}
+    rows = fetch_rows(connection, in_schema("fetch_checkpoints", key.schema), parameters)
+    return {number: StoredCheckpoint(build_checkpoint(*row), stored_at) for number, stored_at, *row in rows}
 
 
 def load_untampered(connection: Connection, key: ProcessorKey) -> StoredCheckpoint | None:
@@ -206,7 +208,7 @@ def ensure_start(
 
 def fetch_high_water_mark(connection: Connection) -> Checkpoint:
     """Return the last pair that any settled transaction can have."""
-    (high_water_mark,) = fetch_one(connection, load_query("fetch_bound"))
+    (high_water_mark,) = fetch_one(connection, "SELECT pg_snapshot_xmin(pg_current_snapshot())::text")
     return Checkpoint(int(high_water_mark) - 1, MAX_POSITION)
 
 

@@ -172,7 +172,7 @@ class SnapshotReader:
             return self._templates.fill(
                 f"{name} {new.plan.value}", lookup, lambda: self._scan.matching(columns(), lookup, new.plan)
             )
-        walk = Walk(span.lower, span.upper, span.position, new.position, positions)
+        walk = Walk(span.lower, span.upper, span.position, new.position, among=positions)
         return self._templates.fill(name, walk, lambda: self._scan.walk(columns(), walk, only_matching=True))
 
     def _read(self, connection: Connection, after: Checkpoint, limit: int, *, with_messages: bool) -> Batch:
@@ -394,9 +394,9 @@ class SnapshotReader:
         self, name: str, span: SnapshotRange, plan: Plan, size: int, among: str | None = None, most: int = 0
     ) -> sql.Composed:
         limits, scan = self._limits, self._scan
-        walk = Walk(span.lower, span.upper, span.position, among=among, size=size)
-        lookup = Lookup(span.lower, span.upper, span.position, size=size)
         is_walk = plan is Plan.BY_POSITION or among is not None
+        walk = Walk(span.lower, span.upper, span.position, size=size, among=among)
+        lookup = Lookup(span.lower, span.upper, span.position, size=size)
 
         def compose() -> sql.Composed:
             columns = scan.table.outline(self._small) if name == "fetch_page" else scan.keys
