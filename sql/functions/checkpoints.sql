@@ -45,32 +45,26 @@ WHERE k.processor_id = p_processor_id AND k.partition = p_partition
           WHEN 'Snapshot' THEN range_digest(c.lower_snapshot, c.upper_snapshot, c.range_position) END)
 $function$;
 
-CREATE OR REPLACE FUNCTION :"schema".store_processor_checkpoint(
-    p_processor_id text, p_partition int,
+CREATE OR REPLACE FUNCTION :"schema".store_checkpoint(
+    p_cursor_kind text, p_processor_id text, p_partition int,
     p_new_transaction_id xid8, p_new_position bigint,
+    p_new_lower pg_snapshot, p_new_upper pg_snapshot, p_new_range_position bigint,
     p_expected_transaction_id xid8, p_expected_position bigint,
+    p_expected_lower pg_snapshot, p_expected_upper pg_snapshot, p_expected_range_position bigint,
     p_epoch bigint, p_owner_token uuid
 ) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off
 AS $function$
--- 1 stored, 0 ignored (already there), 2 further ahead, 3 older, 4 not the owner. Everything but 1: roll back.
--- The steps are those of the contract's table, in its order; the row is locked before it is compared. It is found by its
--- latest generation (see processor_checkpoints_newest) and updated in its place.
+-- The contract of storing a checkpoint, for both cursors; step 1 is its callers'. 1 stored, 0 ignored (already there), 2 further
+-- ahead, 3 older, 4 not the owner. Everything but 1: roll back. The steps are those of the contract's table, in its order; the
+-- row is locked before it is compared. It is found by its latest generation (see processor_checkpoints_newest) and updated in
+-- its place. Of the cursor Snapshot the pair is (0, counter), and the same counter with another snapshot range is 2.
 DECLARE
     v_stored record;
+    v_range text := '';  -- a pair has none
+    v_new text := concat_ws('/', p_new_lower::text, p_new_upper::text, p_new_range_position);
+    v_expected text := concat_ws('/', p_expected_lower::text, p_expected_upper::text, p_expected_range_position);
 BEGIN
-    -- step 1
-    IF p_processor_id IS NULL OR p_partition IS NULL OR p_new_transaction_id IS NULL OR p_new_position IS NULL
-       OR (p_expected_transaction_id IS NULL) <> (p_expected_position IS NULL) THEN
-        RAISE EXCEPTION 'half a checkpoint: new %:%, expected %:%', p_new_transaction_id, p_new_position,
-            p_expected_transaction_id, p_expected_position
-            USING ERRCODE = 'null_value_not_allowed', HINT = 'Name both parts of a pair, transaction_id and position.';
-    END IF;
-    IF (p_new_transaction_id, p_new_position) <= (p_expected_transaction_id, p_expected_position) THEN
-        RAISE EXCEPTION 'a checkpoint never moves back: new %:% is not after expected %:%', p_new_transaction_id,
-            p_new_position, p_expected_transaction_id, p_expected_position
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'rewind_processor_checkpoint() is the recorded way back.';
-    END IF;
     -- step 2
     IF p_epoch IS NULL AND p_owner_token IS NULL THEN
         IF refuses_unowned_caller(p_processor_id, p_partition) THEN
@@ -91,8 +85,10 @@ BEGIN
         END IF;
         -- Of two callers one inserts; an old snapshot that cannot see the other's row gets 40001 here.
         INSERT INTO processor_checkpoints
-            (processor_id, partition, last_processed_transaction_id, last_processed_position)
-        VALUES (p_processor_id, p_partition, p_new_transaction_id, p_new_position)
+            (processor_id, partition, last_processed_transaction_id, last_processed_position, cursor_kind,
+             lower_snapshot, upper_snapshot, range_position)
+        VALUES (p_processor_id, p_partition, p_new_transaction_id, p_new_position, p_cursor_kind, p_new_lower,
+                p_new_upper, p_new_range_position)
         ON CONFLICT DO NOTHING;
         IF FOUND AND p_expected_position IS NOT NULL THEN
             DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
@@ -102,16 +98,31 @@ BEGIN
             RETURN 1;  -- step 4
         END IF;
     END LOOP;
+    IF v_stored.cursor_kind <> p_cursor_kind AND (p_cursor_kind = 'Snapshot'
+       OR (v_stored.last_processed_transaction_id, v_stored.last_processed_position)
+          = (p_expected_transaction_id, p_expected_position)) THEN
+        RAISE EXCEPTION 'the checkpoint of % is of cursor %: one of cursor % means nothing to it', p_processor_id,
+            v_stored.cursor_kind, p_cursor_kind
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Use another processorId for the other cursor.';
+    END IF;
+    IF p_cursor_kind = 'Snapshot' THEN
+        v_range := concat_ws('/', v_stored.lower_snapshot::text, v_stored.upper_snapshot::text, v_stored.range_position);
+    END IF;
     IF (v_stored.last_processed_transaction_id, v_stored.last_processed_position)
        = (p_new_transaction_id, p_new_position) THEN
-        RETURN 0;  -- step 3
+        RETURN CASE WHEN v_range = v_new THEN 0 ELSE 2 END;  -- step 3
     ELSIF (v_stored.last_processed_transaction_id, v_stored.last_processed_position)
-          = (p_expected_transaction_id, p_expected_position) THEN
+          = (p_expected_transaction_id, p_expected_position) AND v_range = v_expected THEN
         UPDATE processor_checkpoints c
         SET last_processed_transaction_id = p_new_transaction_id,
             last_processed_position = p_new_position,
+            lower_snapshot = p_new_lower,
+            upper_snapshot = p_new_upper,
+            range_position = p_new_range_position,
             shadow_transaction_id = p_new_transaction_id,
             shadow_position = p_new_position,
+            shadow_range = CASE p_cursor_kind
+                WHEN 'Snapshot' THEN range_digest(p_new_lower, p_new_upper, p_new_range_position) END,
             generation = c.generation + (random() < 0.01)::int,
             stored_at = clock_timestamp()
         WHERE c.ctid = v_stored.place;
@@ -121,10 +132,38 @@ BEGIN
         RETURN 1;  -- step 6
     ELSIF p_expected_position IS NULL
           OR (v_stored.last_processed_transaction_id, v_stored.last_processed_position)
-             > (p_expected_transaction_id, p_expected_position) THEN
+             >= (p_expected_transaction_id, p_expected_position) THEN
         RETURN 2;  -- step 7
     END IF;
     RETURN 3;  -- step 8
+END
+$function$;
+
+CREATE OR REPLACE FUNCTION :"schema".store_processor_checkpoint(
+    p_processor_id text, p_partition int,
+    p_new_transaction_id xid8, p_new_position bigint,
+    p_expected_transaction_id xid8, p_expected_position bigint,
+    p_epoch bigint, p_owner_token uuid
+) RETURNS int
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
+AS $function$
+-- Stores a pair; answers as store_checkpoint.
+BEGIN
+    -- step 1
+    IF p_processor_id IS NULL OR p_partition IS NULL OR p_new_transaction_id IS NULL OR p_new_position IS NULL
+       OR (p_expected_transaction_id IS NULL) <> (p_expected_position IS NULL) THEN
+        RAISE EXCEPTION 'half a checkpoint: new %:%, expected %:%', p_new_transaction_id, p_new_position,
+            p_expected_transaction_id, p_expected_position
+            USING ERRCODE = 'null_value_not_allowed', HINT = 'Name both parts of a pair, transaction_id and position.';
+    END IF;
+    IF (p_new_transaction_id, p_new_position) <= (p_expected_transaction_id, p_expected_position) THEN
+        RAISE EXCEPTION 'a checkpoint never moves back: new %:% is not after expected %:%', p_new_transaction_id,
+            p_new_position, p_expected_transaction_id, p_expected_position
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'rewind_processor_checkpoint() is the recorded way back.';
+    END IF;
+    RETURN store_checkpoint(
+        'TransactionOrder', p_processor_id, p_partition, p_new_transaction_id, p_new_position, NULL, NULL, NULL,
+        p_expected_transaction_id, p_expected_position, NULL, NULL, NULL, p_epoch, p_owner_token);
 END
 $function$;
 
@@ -164,14 +203,10 @@ CREATE OR REPLACE FUNCTION :"schema".store_processor_range(
     p_expected_counter bigint, p_expected_lower pg_snapshot, p_expected_upper pg_snapshot, p_expected_position bigint,
     p_epoch bigint, p_owner_token uuid
 ) RETURNS int
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp SET enable_seqscan = off
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- The checkpoint contract for the cursor Snapshot, with the counter in place of the pair: 1 stored, 0 ignored (already
--- there), 2 further ahead, 3 older, 4 not the owner. The same counter with another snapshot range is 2. Everything but 1: roll
--- back. The row is locked before it is compared; it is found by its latest generation, as in store_processor_checkpoint.
+-- Stores a snapshot range, with the counter in place of the pair; answers as store_checkpoint.
 DECLARE
-    v_stored record;
-    v_range text;
     v_new text := concat_ws('/', p_new_lower::text, p_new_upper::text, p_new_position);
     v_expected text := concat_ws('/', p_expected_lower::text, p_expected_upper::text, p_expected_position);
 BEGIN
@@ -191,66 +226,10 @@ BEGIN
             p_expected_counter, v_expected
             USING ERRCODE = 'invalid_parameter_value', HINT = 'rewind_processor_range() is the recorded way back.';
     END IF;
-    -- step 2
-    IF p_epoch IS NULL AND p_owner_token IS NULL THEN
-        IF refuses_unowned_caller(p_processor_id, p_partition) THEN
-            RETURN 4;
-        END IF;
-    ELSIF NOT holds_lease(p_processor_id, p_partition, p_epoch, p_owner_token) THEN
-        RETURN 4;
-    END IF;
-    LOOP
-        SELECT c.ctid AS place, c.* INTO v_stored FROM processor_checkpoints c
-        WHERE c.processor_id || '' = p_processor_id AND c.partition = p_partition
-        ORDER BY c.generation DESC LIMIT 1
-        FOR UPDATE;
-        EXIT WHEN FOUND;
-        IF p_expected_counter IS NOT NULL
-           AND current_setting('transaction_isolation') NOT IN ('repeatable read', 'serializable') THEN
-            RETURN 3;  -- step 5
-        END IF;
-        -- Of two callers one inserts; an old snapshot that cannot see the other's row gets 40001 here.
-        INSERT INTO processor_checkpoints
-            (processor_id, partition, last_processed_transaction_id, last_processed_position, cursor_kind,
-             lower_snapshot, upper_snapshot, range_position)
-        VALUES (p_processor_id, p_partition, '0', p_new_counter, 'Snapshot', p_new_lower, p_new_upper, p_new_position)
-        ON CONFLICT DO NOTHING;
-        IF FOUND AND p_expected_counter IS NOT NULL THEN
-            DELETE FROM processor_checkpoints c WHERE c.processor_id = p_processor_id AND c.partition = p_partition;
-            RETURN 3;  -- step 5
-        ELSIF FOUND THEN
-            PERFORM store_shadow_checkpoint(p_processor_id, p_partition);
-            RETURN 1;  -- step 4
-        END IF;
-    END LOOP;
-    IF v_stored.cursor_kind <> 'Snapshot' THEN
-        RAISE EXCEPTION 'the checkpoint of % is a pair, cursor %: a snapshot range means nothing to it', p_processor_id,
-            v_stored.cursor_kind
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Use another processorId for the cursor Snapshot.';
-    END IF;
-    v_range := concat_ws('/', v_stored.lower_snapshot::text, v_stored.upper_snapshot::text, v_stored.range_position);
-    IF v_stored.last_processed_position = p_new_counter THEN
-        RETURN CASE WHEN v_range = v_new THEN 0 ELSE 2 END;  -- step 3
-    ELSIF v_stored.last_processed_position = p_expected_counter AND v_range = v_expected THEN
-        UPDATE processor_checkpoints c
-        SET last_processed_position = p_new_counter,
-            lower_snapshot = p_new_lower,
-            upper_snapshot = p_new_upper,
-            range_position = p_new_position,
-            shadow_transaction_id = '0',
-            shadow_position = p_new_counter,
-            shadow_range = range_digest(p_new_lower, p_new_upper, p_new_position),
-            generation = c.generation + (random() < 0.01)::int,
-            stored_at = clock_timestamp()
-        WHERE c.ctid = v_stored.place;
-        IF v_stored.shadow_position IS NULL THEN
-            PERFORM store_shadow_checkpoint(p_processor_id, p_partition);
-        END IF;
-        RETURN 1;  -- step 6
-    ELSIF p_expected_counter IS NULL OR v_stored.last_processed_position >= p_expected_counter THEN
-        RETURN 2;  -- step 7
-    END IF;
-    RETURN 3;  -- step 8
+    RETURN store_checkpoint(
+        'Snapshot', p_processor_id, p_partition, '0', p_new_counter, p_new_lower, p_new_upper, p_new_position,
+        CASE WHEN p_expected_counter IS NOT NULL THEN '0'::xid8 END, p_expected_counter, p_expected_lower,
+        p_expected_upper, p_expected_position, p_epoch, p_owner_token);
 END
 $function$;
 

@@ -9,12 +9,13 @@ from uuid import uuid4
 import pytest
 
 from outbox_core.partition import partition_of, slots_of
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import ResourceRef
 from outbox_core.spec import PartitionKey, Partitions
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.ownership import leases, rebalance
+from outbox_worker.postgres.ownership import leases
 from outbox_worker.postgres.ownership import partitions as divide
 from outbox_worker.postgres.reading import arrivals
 from outbox_worker.postgres.reading.arrivals import Arrivals, PartitionArrivals
@@ -149,12 +150,12 @@ def test_while_the_number_of_partitions_is_to_change_each_reads_up_to_the_barrie
     lease = leases.acquire_lease(connection, key, claim_uid="u1", pod="pod", token=token, lease=hour)
     assert lease.epoch is not None
     by = "partition key"
-    divide.begin(connection, key, count=COUNT, by=by, start=BEGINNING, epoch=lease.epoch, token=token)
+    divide.begin(connection, key, HeldLease(0, lease.epoch, token), count=COUNT, by=by, start=BEGINNING)
     partition = Partition(connection, Arrivals(build_source(), "orders", PartitionKey()))
     partition.settle()
-    assert rebalance.ask(connection, key, ours, generation=1, count=COUNT + 1, by=by) == COUNT
+    assert divide.ask(connection, key, ours, generation=1, count=COUNT + 1, by=by) == COUNT
     assert [partition.look() for _ in range(3)] == [[], [], []]
-    assert rebalance.ask(connection, key, ours, generation=2, count=COUNT, by=by) == COUNT
+    assert divide.ask(connection, key, ours, generation=2, count=COUNT, by=by) == COUNT
     assert [partition.look() for _ in range(2)] == [[], None], "what was read in vain ended at the barrier"
 
 

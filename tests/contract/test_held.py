@@ -50,7 +50,7 @@ def acquire(connection):
 @pytest.fixture
 def lease(connection):
     lease = acquire(connection)
-    checkpoints.store(connection, KEY, new=BEGINNING, expected=None, epoch=lease.epoch, token=lease.token)
+    checkpoints.store(connection, KEY, HeldLease(0, lease.epoch, lease.token), new=BEGINNING, expected=None)
     return lease
 
 

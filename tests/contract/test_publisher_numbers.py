@@ -10,6 +10,7 @@ import pytest
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.message import Batch
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.progress.numbering import number_batch
 from outbox_core.progress.snapshot_range import SnapshotRange
@@ -34,19 +35,20 @@ def connection(database):
 def acquire(connection):
     token = uuid4()
     answer = ownership.acquire_lease(connection, KEY, claim_uid="u1", pod="pod", token=token, lease=timedelta(hours=1))
-    return {"epoch": answer.epoch, "token": token}
+    assert answer.epoch is not None
+    return HeldLease(0, answer.epoch, token)
 
 
 def store(connection, lease, expected, new, *, with_number=True):
     with connection.transaction():
-        answer = checkpoints.store(connection, KEY, new=new, expected=expected, **lease)
-        assert answer is StoreAnswer.STORED
+        statement = checkpoints.compose_store(KEY, lease, new=new, expected=expected)
         if with_number:
-            numbers.store_number(connection, KEY, new, new.numbering)
+            statement = numbers.compose_numbered_store(KEY, statement, new, new.numbering)
+        assert fetch_one(connection, statement)[0] == StoreAnswer.STORED
 
 
 def begin(connection, lease, *, at=FIRST, mapping="m"):
-    return numbers.open_numbers(connection, KEY, at, mapping, **lease)
+    return numbers.open_numbers(connection, KEY, lease, at, mapping)
 
 
 def passed(before, examined, count):
@@ -67,7 +69,7 @@ def owner(connection):
 
 
 def release(connection, lease):
-    assert ownership.release_lease(connection, KEY, **lease)
+    assert ownership.release_lease(connection, KEY, lease)
 
 
 def test_a_successor_goes_on_with_the_numbers_of_the_checkpoint(connection, owner):
@@ -143,8 +145,9 @@ def test_the_number_is_as_durable_as_the_checkpoint(connection, owner):
     lease, second = owner
     third = passed(second, THIRD, 4)
     with connection.transaction(force_rollback=True):
-        assert checkpoints.store(connection, KEY, new=third, expected=second, **lease) is StoreAnswer.STORED
-        numbers.store_number(connection, KEY, third, third.numbering)
+        statement = checkpoints.compose_store(KEY, lease, new=third, expected=second)
+        stored = fetch_one(connection, numbers.compose_numbered_store(KEY, statement, third, third.numbering))
+        assert stored[0] == StoreAnswer.STORED
     assert begin(connection, lease, at=SECOND).numbering == second.numbering
 
 
@@ -152,7 +155,7 @@ def test_the_number_is_as_durable_as_the_checkpoint(connection, owner):
 def test_one_statement_stores_checkpoint_and_number_or_neither(connection, owner, refused):
     lease, second = owner
     third = passed(second, THIRD, 4)
-    store = checkpoints.compose_store(KEY, new=third, expected=FIRST if refused else second, **lease)
+    store = checkpoints.compose_store(KEY, lease, new=third, expected=FIRST if refused else second)
     found = fetch_one(connection, numbers.compose_numbered_store(KEY, store, third, third.numbering))
     assert (found[0] == StoreAnswer.STORED) is not refused
     expected = second if refused else third
@@ -169,9 +172,10 @@ def test_partitions_have_numbers_of_their_own(connection, owner):
     key = replace(KEY, partition=1)
     token = uuid4()
     answer = ownership.acquire_lease(connection, key, claim_uid="u1", pod="pod", token=token, lease=timedelta(hours=1))
-    lease = {"epoch": answer.epoch, "token": token}
-    assert checkpoints.store(connection, key, new=SECOND, expected=None, **lease) is StoreAnswer.STORED
-    found = numbers.open_numbers(connection, key, SECOND, "m", **lease)
+    assert answer.epoch is not None
+    lease = HeldLease(0, answer.epoch, token)
+    assert checkpoints.store(connection, key, lease, new=SECOND, expected=None) is StoreAnswer.STORED
+    found = numbers.open_numbers(connection, key, lease, SECOND, "m")
     assert found is not None
     assert found.numbering is not None
     assert found.numbering.space != second.numbering.space

@@ -20,7 +20,7 @@ from outbox_core.report import ResourceRef
 from outbox_worker.postgres import identity
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases
-from outbox_worker.postgres.ownership.lease_look import FRESH, LeaseLook
+from outbox_worker.postgres.ownership.leases import FRESH, LeaseLook
 from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.reading.messages import MessageReader
 from outbox_worker.postgres.reading.snapshots import FEW, fetch_snapshot

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.report import ResourceRef
 from outbox_worker.postgres.key import ProcessorKey
@@ -51,7 +52,7 @@ def owner(place):
 
 def freeze(database, owner):
     """Its last heartbeat, then silence."""
-    assert ownership.renew_lease(database.connect(), KEY, epoch=1, token=FROZEN, lease=LEASE)
+    assert ownership.renew_lease(database.connect(), KEY, HeldLease(0, 1, FROZEN), lease=LEASE)
     owner.freeze()
 
 
@@ -80,7 +81,7 @@ def work_on(database, epoch):
     batch = database.connect(autocommit=False)
     batch.execute("INSERT INTO public.effects VALUES ('of the standby')")
     answer = checkpoints.store(
-        batch, KEY, new=Checkpoint(20, 5), expected=Checkpoint(10, 1), epoch=epoch, token=STANDBY
+        batch, KEY, HeldLease(0, epoch, STANDBY), new=Checkpoint(20, 5), expected=Checkpoint(10, 1)
     )
     assert answer is StoreAnswer.STORED
     batch.commit()

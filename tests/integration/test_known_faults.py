@@ -14,7 +14,7 @@ from psycopg import sql
 
 from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
 from outbox_core.spec import StartFrom
-from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.progress import starts
 from outbox_worker.postgres.reading.messages import MessageReader
 from outbox_worker.postgres.reading.stall import HighWaterMarkObserver, observe_high_water_mark
 from tests.support.database.contract import AHEAD, NOTHING, OLDER, STORED, put, store, stored
@@ -29,7 +29,7 @@ def replace_in_function(database, right, wrong):
     """Put a fault into the contract's function, in this test's own database."""
     connection = database.direct()
     (text,) = connection.execute(
-        "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE proname = 'store_processor_checkpoint' AND pronargs = 8"
+        "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE proname = 'store_checkpoint'"
     ).fetchone()
     assert right in text
     connection.execute(text.replace(right, wrong))
@@ -90,8 +90,8 @@ class TestFault2PairsAreCompared:
         replace_in_function(
             database,
             "OR (v_stored.last_processed_transaction_id, v_stored.last_processed_position)\n"
-            "             > (p_expected_transaction_id, p_expected_position)",
-            "OR v_stored.last_processed_position > p_expected_position",
+            "             >= (p_expected_transaction_id, p_expected_position)",
+            "OR v_stored.last_processed_position >= p_expected_position",
         )
         assert self.answers(database) == (OLDER, AHEAD)
 
@@ -160,7 +160,7 @@ class TestFault5StartFromEndKeepsWhatIsInFlight:
 
     def test_ours(self, database):
         def our_end(connection):
-            return checkpoints.start_pair(connection, SOURCE, StartFrom(type="End"))
+            return starts.start_pair(connection, SOURCE, StartFrom(type="End"))
 
         assert "in flight" in self.read_from(database, our_end)
 

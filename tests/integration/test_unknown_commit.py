@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from outbox_core.errors import TransientError
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_worker.postgres.errors import translate
 from outbox_worker.postgres.key import ProcessorKey
@@ -39,7 +40,7 @@ def settle(database, epoch):
     """As a worker does: ask until the old transaction is over."""
     for _ in range(20):
         try:
-            return checkpoints.settle(database.connect(), KEY, epoch=epoch, token=TOKEN)
+            return checkpoints.settle(database.connect(), KEY, HeldLease(0, epoch, TOKEN))
         except TransientError:
             continue
     raise AssertionError("the old transaction never ended")
@@ -53,7 +54,7 @@ def test_the_owner_adopts_what_is_stored(place, proxy, cut, row):
     batch = place.connect(autocommit=False, port=proxy.port)
     batch.execute("SELECT set_config('idle_in_transaction_session_timeout', '3s', true)")
     batch.execute("INSERT INTO public.effects VALUES ('once')")
-    answer = checkpoints.store(batch, KEY, new=NEW, expected=row, epoch=epoch, token=TOKEN)
+    answer = checkpoints.store(batch, KEY, HeldLease(0, epoch, TOKEN), new=NEW, expected=row)
     assert answer is StoreAnswer.STORED
     proxy.arm(cut)
 
@@ -67,7 +68,7 @@ def test_the_owner_adopts_what_is_stored(place, proxy, cut, row):
     assert place.direct().execute("SELECT count(*) FROM public.effects").fetchone() == (int(committed),)
     # from what it adopted it goes on, and is told 1: no conflict
     following = NEXT if committed else NEW
-    answer = checkpoints.store(place.connect(), KEY, new=following, expected=settled.pair, epoch=epoch, token=TOKEN)
+    answer = checkpoints.store(place.connect(), KEY, HeldLease(0, epoch, TOKEN), new=following, expected=settled.pair)
     assert answer is StoreAnswer.STORED
     assert stored(place.direct()) == (following.transaction_id, following.position)
     assert conflicts.summary(place.connect(), KEY).count == 0

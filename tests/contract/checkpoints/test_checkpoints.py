@@ -8,10 +8,11 @@ from uuid import uuid4
 import pytest
 
 from outbox_core.errors import PermanentError, TransientError
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, MAX_TRANSACTION_ID, Checkpoint, StoreAnswer
 from outbox_core.spec import StartFrom
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.progress import checkpoints, starts
 from outbox_worker.postgres.reading.messages import MessageReader
 from tests.support.database.contract import own, put, stored
 from tests.support.database.messages import insert
@@ -32,10 +33,9 @@ def begin(database, start_from, epoch=1):
     start = checkpoints.ensure_start(
         connection,
         KEY,
+        HeldLease(0, epoch, TOKEN),
         SOURCE,
-        lambda: checkpoints.compute_start(connection, SOURCE, start_from),
-        epoch=epoch,
-        token=TOKEN,
+        lambda: starts.compute_start(connection, SOURCE, start_from),
     )
     connection.commit()
     return start
@@ -47,7 +47,7 @@ def test_the_row_is_mapped(each_database):
     pair = Checkpoint(MAX_TRANSACTION_ID, MAX_POSITION)
     before = connection.execute("SELECT clock_timestamp()").fetchone()[0]
 
-    assert checkpoints.store(connection, KEY, new=pair, expected=None, epoch=None, token=None) is StoreAnswer.STORED
+    assert checkpoints.store(connection, KEY, None, new=pair, expected=None) is StoreAnswer.STORED
 
     found = checkpoints.load(connection, KEY)
     assert found is not None
@@ -57,9 +57,7 @@ def test_the_row_is_mapped(each_database):
 
 def test_moving_back_is_an_error_of_the_caller(each_database):
     with pytest.raises(PermanentError, match="never moves back"):
-        checkpoints.store(
-            each_database.connect(), KEY, new=BEGINNING, expected=Checkpoint(5, 5), epoch=None, token=None
-        )
+        checkpoints.store(each_database.connect(), KEY, None, new=BEGINNING, expected=Checkpoint(5, 5))
 
 
 class TestStart:
@@ -179,10 +177,10 @@ class TestSettle:
     def test_tells_the_owner_what_is_stored(self, each_database):
         epoch = own(each_database, str(TOKEN))
         connection = each_database.connect()
-        assert checkpoints.settle(connection, KEY, epoch=epoch, token=TOKEN) == checkpoints.Settled(True, None)
+        assert checkpoints.settle(connection, KEY, HeldLease(0, epoch, TOKEN)) == checkpoints.Settled(True, None)
         put(each_database.direct(), (10, 1))
 
-        settled = checkpoints.settle(connection, KEY, epoch=epoch, token=TOKEN)
+        settled = checkpoints.settle(connection, KEY, HeldLease(0, epoch, TOKEN))
 
         assert settled == checkpoints.Settled(True, Checkpoint(10, 1))
         assert stored(connection) == (10, 1)
@@ -191,7 +189,7 @@ class TestSettle:
         epoch = own(each_database, str(TOKEN))
         put(each_database.direct(), (10, 1))
 
-        settled = checkpoints.settle(each_database.connect(), KEY, epoch=epoch, token=uuid4())
+        settled = checkpoints.settle(each_database.connect(), KEY, HeldLease(0, epoch, uuid4()))
 
         assert settled == checkpoints.Settled(False, None)
 
@@ -202,11 +200,11 @@ class TestSettle:
         put(each_database.direct(), row)
         old = each_database.connect(autocommit=False)
         expected = None if row is None else Checkpoint(*row)
-        checkpoints.store(old, KEY, new=Checkpoint(20, 5), expected=expected, epoch=epoch, token=TOKEN)
+        checkpoints.store(old, KEY, HeldLease(0, epoch, TOKEN), new=Checkpoint(20, 5), expected=expected)
         asking = each_database.connect()
 
         with pytest.raises(TransientError):
-            checkpoints.settle(asking, KEY, epoch=epoch, token=TOKEN)
+            checkpoints.settle(asking, KEY, HeldLease(0, epoch, TOKEN))
         old.commit()
 
-        assert checkpoints.settle(asking, KEY, epoch=epoch, token=TOKEN).pair == Checkpoint(20, 5)
+        assert checkpoints.settle(asking, KEY, HeldLease(0, epoch, TOKEN)).pair == Checkpoint(20, 5)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import timedelta
 from uuid import uuid4
 
 import pytest
 
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.coverage import as_snapshot_range, covers, decide_catch_up, join
 from outbox_core.progress.snapshot_range import SnapshotRange
@@ -90,26 +92,27 @@ def swap(each_database):
     put(connection, OLD, theirs, old, SnapshotRange("20:20:"))
     epoch = put(connection, NEW, OURS, mine, SnapshotRange("20:20:"))
     put(connection, OTHER_LANE, OURS, other, SnapshotRange("10:10:"))
-    return connection, {"epoch": epoch, "token": mine}
+    return connection, HeldLease(0, epoch, mine)
 
 
 def put(connection, key, resource, token, snapshot_range):
     assert ownership.claim(connection, key, resource).granted
     answer = ownership.acquire_lease(connection, key, claim_uid=resource.uid, pod="pod", token=token, lease=HOUR)
+    assert answer.epoch is not None
     place = Checkpoint(0, 1, snapshot_range)
-    checkpoints.store(connection, key, new=place, expected=None, epoch=answer.epoch, token=token)
+    checkpoints.store(connection, key, HeldLease(0, answer.epoch, token), new=place, expected=None)
     return answer.epoch
 
 
 def advance(connection, owner, snapshot_range, coverage=None):
     seen = coverage or rebuilds.find_coverage(connection, NEW, but_partition=0)
-    return rebuilds.advance_partitions(connection, NEW, seen, {1: Checkpoint(0, 5, snapshot_range)}, **owner)
+    return rebuilds.advance_partitions(connection, NEW, owner, seen, {1: Checkpoint(0, 5, snapshot_range)})
 
 
 def supersede(connection, owner, coverage=None):
     seen = coverage or rebuilds.find_coverage(connection, OLD)
     assert seen is not None
-    return rebuilds.supersede(connection, NEW, "orders", seen, decided_by="test", **owner)
+    return rebuilds.supersede(connection, NEW, owner, "orders", seen, decided_by="test")
 
 
 def test_no_partition_may_be_behind(swap):
@@ -142,5 +145,5 @@ def test_what_was_stored_meanwhile_rolls_the_swap_back(swap):
 @EVERYWHERE
 def test_only_the_live_owner_moves_partitions(swap):
     connection, owner = swap
-    assert not advance(connection, owner | {"token": uuid4()}, SnapshotRange("20:20:"))
-    assert supersede(connection, owner | {"token": uuid4()}) is SupersedeAnswer.NOT_OWNER
+    assert not advance(connection, replace(owner, token=uuid4()), SnapshotRange("20:20:"))
+    assert supersede(connection, replace(owner, token=uuid4())) is SupersedeAnswer.NOT_OWNER

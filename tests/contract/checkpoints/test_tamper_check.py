@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 
 from outbox_core.config import Resolution
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import ResourceRef
@@ -42,16 +43,17 @@ def acquire(connection, key=KEY, token=None, lease=HOUR):
     token = token or uuid4()
     answer = ownership.acquire_lease(connection, key, claim_uid="u1", pod="pod-1", token=token, lease=lease)
     assert answer.acquired
-    return {"epoch": answer.epoch, "token": token}
+    assert answer.epoch is not None
+    return HeldLease(0, answer.epoch, token)
 
 
 def release(connection, lease, key=KEY):
-    assert ownership.release_lease(connection, key, **lease)
+    assert ownership.release_lease(connection, key, lease)
 
 
 def store(connection, lease, *pairs, key=KEY):
     for expected, new in zip((None, *pairs), pairs, strict=False):
-        answer = checkpoints.store(connection, key, new=new, expected=expected, **lease)
+        answer = checkpoints.store(connection, key, lease, new=new, expected=expected)
         assert answer is StoreAnswer.STORED
 
 
@@ -142,7 +144,7 @@ def test_a_first_row_by_hand_is_where_somebody_wants_to_start(connection):
     edit(connection, "last_processed_position = 2")
     assert found(connection) == Checkpoint(10, 2)
     store_from = acquire(connection)
-    answer = checkpoints.store(connection, KEY, new=SECOND, expected=Checkpoint(10, 2), **store_from)
+    answer = checkpoints.store(connection, KEY, store_from, new=SECOND, expected=Checkpoint(10, 2))
     assert answer is StoreAnswer.STORED
     assert found(connection) == SECOND
 
@@ -197,7 +199,7 @@ def test_an_accepted_pair_is_ours(connection):
 
 def record(connection, lease):
     refusal = conflicts.Refusal(
-        code=StoreAnswer.AHEAD, expected=FIRST, stored=Checkpoint(10, 7), new=None, epoch=lease["epoch"], pod="pod-1",
+        code=StoreAnswer.AHEAD, expected=FIRST, stored=Checkpoint(10, 7), new=None, epoch=lease.epoch, pod="pod-1",
         claim_uid="u1", needs_person=True,
     )  # fmt: skip
     return conflicts.record_refusal(connection, KEY, refusal)
@@ -221,12 +223,12 @@ def test_a_refusal_that_is_recorded_after_the_successor_began_opens_nothing(conn
 @pytest.mark.parametrize("spread", [False, True], ids=["one start", "a start each"])
 def test_partitions_begin_unedited(connection, spread):
     lease = acquire(connection)
-    assert partitions.begin(connection, KEY, count=1, by="message_id", start=None, **lease).begun is False
+    assert partitions.begin(connection, KEY, lease, count=1, by="message_id", start=None).begun is False
     with connection.transaction():
-        begun = partitions.begin(connection, KEY, count=3, by="column partition_key", start=FIRST, **lease)
+        begun = partitions.begin(connection, KEY, lease, count=3, by="column partition_key", start=FIRST)
         assert begun.begun
         if spread:
-            assert starts.spread(connection, KEY, {0: FIRST, 1: SECOND, 2: SECOND}, **lease)
+            assert starts.spread(connection, KEY, lease, {0: FIRST, 1: SECOND, 2: SECOND})
 
     expected = [FIRST, SECOND if spread else FIRST]
     assert [found(connection, ProcessorKey("outbox", "orders", n)) for n in (0, 1)] == expected

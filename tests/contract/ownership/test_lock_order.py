@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.report import ResourceRef
 from outbox_worker.postgres.key import ProcessorKey
@@ -38,7 +39,8 @@ def own(connection, key, lease=HOUR):
     token = uuid4()
     answer = acquire(connection, key, token, lease)
     assert answer.acquired
-    return {"epoch": answer.epoch, "token": token}
+    assert answer.epoch is not None
+    return HeldLease(0, answer.epoch, token)
 
 
 @EVERYWHERE
@@ -48,7 +50,7 @@ def test_no_lease_is_given_for_a_conflict_that_opens_while_it_is_waited_for(each
     conflicts.record_refusal(
         reporter,
         KEY,
-        Refusal(StoreAnswer.OLDER, PLACE, None, Checkpoint(30, 1), owner["epoch"], "pod", "uid-orders", True),
+        Refusal(StoreAnswer.OLDER, PLACE, None, Checkpoint(30, 1), owner.epoch, "pod", "uid-orders", True),
     )
 
     with background(lambda: acquire(standby, KEY, uuid4())) as answer:
@@ -57,29 +59,29 @@ def test_no_lease_is_given_for_a_conflict_that_opens_while_it_is_waited_for(each
 
     assert conflicts.find_open(standby, KEY) is not None
     assert not answer.result().acquired
-    assert answer.result().epoch == owner["epoch"]
+    assert answer.result().epoch == owner.epoch
 
 
 @EVERYWHERE
 def test_a_partition_that_is_owned_for_the_first_time_during_a_swap_has_no_owner_after_it(each_database):
     swapping, late = each_database.connect(), each_database.connect(autocommit=False)
     former = own(swapping, KEY)
-    assert partitions.begin(swapping, KEY, count=2, by="partition key", start=PLACE, **former).begun
+    assert partitions.begin(swapping, KEY, former, count=2, by="partition key", start=PLACE).begun
     new = ProcessorKey("outbox", "new")
     owner = own(swapping, new)
-    checkpoints.store(swapping, new, new=PLACE, expected=None, **owner)
+    checkpoints.store(swapping, new, owner, new=PLACE, expected=None)
     seen = rebuilds.find_coverage(swapping, KEY)
     assert seen is not None
     token = uuid4()
     answer = acquire(late, NEXT, token)
     assert answer.acquired
 
-    with background(lambda: rebuilds.supersede(swapping, new, "orders", seen, decided_by="test", **owner)) as swapped:
+    with background(lambda: rebuilds.supersede(swapping, new, owner, "orders", seen, decided_by="test")) as swapped:
         wait_until_blocked(each_database, swapped)
         late.commit()
 
     assert swapped.result() is SupersedeAnswer.DONE
-    stored = checkpoints.store(late, NEXT, new=Checkpoint(30, 1), expected=PLACE, epoch=answer.epoch, token=token)
+    stored = checkpoints.store(late, NEXT, HeldLease(0, answer.epoch, token), new=Checkpoint(30, 1), expected=PLACE)
     assert stored is StoreAnswer.NOT_OWNER
 
 
@@ -108,7 +110,7 @@ def test_a_process_and_who_ends_its_leases_lock_them_in_the_same_order(each_data
     token = uuid4()
     second, first = acquire(connection, NEXT, token), acquire(connection, KEY, token)
     assert (
-        checkpoints.store(storing, NEXT, new=PLACE, expected=None, epoch=second.epoch, token=token)
+        checkpoints.store(storing, NEXT, HeldLease(0, second.epoch, token), new=PLACE, expected=None)
         is StoreAnswer.STORED
     )
     ending = each_database.connect()
@@ -134,18 +136,18 @@ def test_a_partition_that_is_owned_for_the_first_time_while_its_checkpoint_is_ad
     """Told 2 in place of 4, its owner would open a conflict."""
     connection, swapping, late = (each_database.connect(autocommit=each) for each in (True, False, False))
     owner = own(connection, KEY)
-    assert partitions.begin(connection, KEY, count=2, by="partition key", start=PLACE, **owner).begun
+    assert partitions.begin(connection, KEY, owner, count=2, by="partition key", start=PLACE).begun
     others = rebuilds.find_coverage(connection, KEY, but_partition=0)
     token, goal = uuid4(), Checkpoint(30, 1)
     answer = acquire(late, NEXT, token)
 
-    with background(lambda: rebuilds.advance_partitions(swapping, KEY, others, {1: goal}, **owner)) as advanced:
+    with background(lambda: rebuilds.advance_partitions(swapping, KEY, owner, others, {1: goal})) as advanced:
         wait_until_blocked(each_database, advanced)
         late.commit()
 
     assert advanced.result()
     swapping.commit()
-    stored = checkpoints.store(late, NEXT, new=Checkpoint(40, 1), expected=PLACE, epoch=answer.epoch, token=token)
+    stored = checkpoints.store(late, NEXT, HeldLease(0, answer.epoch, token), new=Checkpoint(40, 1), expected=PLACE)
     assert stored is StoreAnswer.NOT_OWNER
 
 
@@ -153,11 +155,11 @@ def test_a_partition_that_is_owned_for_the_first_time_while_its_checkpoint_is_ad
 def counted(each_database):
     """A process that was counted as crashed, and its successor with an open transaction that has stored."""
     connection, successor = each_database.connect(), each_database.connect(autocommit=False)
-    survivor = own(connection, KEY, lease=timedelta(0))["token"]
+    survivor = own(connection, KEY, lease=timedelta(0)).token
     token = uuid4()
     epoch = acquire(connection, KEY, token).epoch
     assert connection.execute(ACCUSED).fetchone() == ([survivor],)
-    checkpoints.store(successor, KEY, new=PLACE, expected=None, epoch=epoch, token=token)
+    checkpoints.store(successor, KEY, HeldLease(0, epoch, token), new=PLACE, expected=None)
     return survivor, successor, (epoch, token)
 
 

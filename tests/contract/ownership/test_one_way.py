@@ -8,12 +8,13 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import ResourceRef
 from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
-from outbox_worker.postgres.ownership import partitions, rebalance
+from outbox_worker.postgres.ownership import partitions
 from outbox_worker.postgres.progress import checkpoints, conflicts, rebuilds
 from outbox_worker.postgres.progress.rebuilds import SupersedeAnswer
 from tests.support.database.concurrency import background, wait_until_blocked
@@ -35,20 +36,21 @@ def own(connection, key):
     uid = f"uid-{key.processor_id}"
     answer = ownership.acquire_lease(connection, key, claim_uid=uid, pod="pod", token=token, lease=HOUR)
     assert answer.acquired
-    return {"epoch": answer.epoch, "token": token}
+    assert answer.epoch is not None
+    return HeldLease(0, answer.epoch, token)
 
 
 def put(connection, name):
     key = ProcessorKey("outbox", name)
     owner = own(connection, key)
-    checkpoints.store(connection, key, new=PLACE, expected=None, **owner)
+    checkpoints.store(connection, key, owner, new=PLACE, expected=None)
     return key, owner
 
 
 def supersede(connection, key, owner, of):
     seen = rebuilds.find_coverage(connection, of)
     assert seen is not None
-    return rebuilds.supersede(connection, key, of.processor_id, seen, decided_by="test", **owner)
+    return rebuilds.supersede(connection, key, owner, of.processor_id, seen, decided_by="test")
 
 
 def test_who_replaced_one_processor_cannot_let_it_go_by_replacing_another(each_database):
@@ -87,7 +89,7 @@ def test_a_partition_that_is_not_there_cannot_be_moved(each_database, pair):
     connection = each_database.connect()
     key, gone = ProcessorKey("outbox", "orders"), ProcessorKey("outbox", "orders", 2)
     owner = own(connection, key)
-    assert partitions.begin(connection, key, count=2, by=BY, start=PLACE, **owner).begun
+    assert partitions.begin(connection, key, owner, count=2, by=BY, start=PLACE).begun
 
     with pytest.raises(psycopg.Error, match="no partition 2"):
         connection.execute(
@@ -96,8 +98,8 @@ def test_a_partition_that_is_not_there_cannot_be_moved(each_database, pair):
         )
 
     assert checkpoints.load(connection, gone) is None
-    rebalance.ask(connection, key, resource("orders"), generation=1, count=4, by=BY)
-    now = rebalance.fetch(connection, key)
+    partitions.ask(connection, key, resource("orders"), generation=1, count=4, by=BY)
+    now = partitions.fetch(connection, key)
     assert now is not None
     assert now.barrier is not None
     connection.execute("UPDATE outbox.processor_leases SET expires_at = 'epoch'")
@@ -105,5 +107,5 @@ def test_a_partition_that_is_not_there_cannot_be_moved(each_database, pair):
         conflicts.rewind(
             connection, ProcessorKey("outbox", "orders", number), now.barrier, reason="a test", decided_by="a test"
         )
-    assert rebalance.change(connection, key, "uid-orders")
+    assert partitions.change(connection, key, "uid-orders")
     assert partitions.fetch_count(connection, key) == 4

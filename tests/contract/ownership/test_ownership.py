@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.report import ResourceRef
 from outbox_worker.postgres.key import ProcessorKey
@@ -115,7 +116,7 @@ class TestClaim:
         assert not ownership.release_claim(connection, KEY, "u2")
         assert ownership.release_claim(connection, KEY, "u1")
 
-        assert not ownership.renew_lease(connection, KEY, epoch=epoch, token=token, lease=HOUR)
+        assert not ownership.renew_lease(connection, KEY, HeldLease(0, epoch, token), lease=HOUR)
         assert ownership.claim(connection, KEY, resource("u2", "b")).granted
 
     def test_taken_by_force_and_taken_back_when_the_outsider_stops(self, connection):
@@ -160,24 +161,24 @@ class TestLease:
         token = uuid4()
         acquire(connection, token=token, lease=timedelta(0))
 
-        assert not ownership.renew_lease(connection, KEY, epoch=1, token=token, lease=HOUR)
+        assert not ownership.renew_lease(connection, KEY, HeldLease(0, 1, token), lease=HOUR)
         assert acquire(connection, token=token).epoch == 2
 
     def test_given_back_a_standby_gets_it_at_once(self, connection):
         token = uuid4()
         acquire(connection, token=token)
-        assert ownership.release_lease(connection, KEY, epoch=1, token=token)
+        assert ownership.release_lease(connection, KEY, HeldLease(0, 1, token))
 
         assert acquire(connection, pod="pod-2").epoch == 2
-        assert not ownership.release_lease(connection, KEY, epoch=1, token=token)
+        assert not ownership.release_lease(connection, KEY, HeldLease(0, 1, token))
 
     def test_renewed_by_its_holder_only(self, connection):
         token = uuid4()
         acquire(connection, token=token)
 
-        assert ownership.renew_lease(connection, KEY, epoch=1, token=token, lease=HOUR)
-        assert not ownership.renew_lease(connection, KEY, epoch=1, token=uuid4(), lease=HOUR)
-        assert not ownership.renew_lease(connection, KEY, epoch=2, token=token, lease=HOUR)
+        assert ownership.renew_lease(connection, KEY, HeldLease(0, 1, token), lease=HOUR)
+        assert not ownership.renew_lease(connection, KEY, HeldLease(0, 1, uuid4()), lease=HOUR)
+        assert not ownership.renew_lease(connection, KEY, HeldLease(0, 2, token), lease=HOUR)
 
     def test_refused_to_another_resources_process(self, connection):
         assert not acquire(connection, "u2").acquired
@@ -198,7 +199,7 @@ class TestLease:
         acquire(connection, token=token)
         ownership.claim(connection, KEY, resource("u2"))
 
-        assert not ownership.renew_lease(connection, KEY, epoch=1, token=token, lease=HOUR)
+        assert not ownership.renew_lease(connection, KEY, HeldLease(0, 1, token), lease=HOUR)
         assert acquire(connection, "u2").epoch == 2
 
 

@@ -48,7 +48,7 @@ def mark(connection, lease, count, pair=AT):
 
 
 def store(connection, lease, expected, new):
-    answer = checkpoints.store(connection, KEY, new=new, expected=expected, epoch=lease.epoch, token=lease.token)
+    answer = checkpoints.store(connection, KEY, HeldLease(0, lease.epoch, lease.token), new=new, expected=expected)
     assert answer is StoreAnswer.STORED
 
 

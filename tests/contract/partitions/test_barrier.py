@@ -8,11 +8,13 @@ from uuid import uuid4
 
 import pytest
 
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import MAX_POSITION, Checkpoint
 from outbox_core.report import ResourceRef
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
-from outbox_worker.postgres.ownership import partitions, rebalance
+from outbox_worker.postgres.ownership import partitions
+from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.reading.messages import MessageReader
 from tests.support.database.concurrency import background, wait_until_blocked
 from tests.support.database.contract import NOT_OWNER, STORED, store
@@ -32,7 +34,7 @@ def connection(anywhere):
     connection = anywhere.connect()
     assert ownership.claim(connection, KEY, OURS).granted
     epoch, token = acquire(connection, 0)
-    begun = partitions.begin(connection, KEY, count=3, by=BY, start=START, epoch=epoch, token=token)
+    begun = partitions.begin(connection, KEY, HeldLease(0, epoch, token), count=3, by=BY, start=START)
     assert begun.begun
     assert ask(connection, 3, 1) == 3
     return connection
@@ -47,11 +49,11 @@ def acquire(connection, partition):
 
 
 def ask(connection, count, generation, resource=OURS, by=BY):
-    return rebalance.ask(connection, KEY, resource, generation=generation, count=count, by=by)
+    return partitions.ask(connection, KEY, resource, generation=generation, count=count, by=by)
 
 
 def now(connection):
-    found = rebalance.fetch(connection, KEY)
+    found = partitions.fetch(connection, KEY)
     assert found is not None
     return found
 
@@ -66,7 +68,7 @@ def go_to(connection, pair, *numbers):
 
 
 def change(connection):
-    return rebalance.change(connection, KEY, "u1")
+    return partitions.change(connection, KEY, "u1")
 
 
 def all_at_line(connection, count=3):
@@ -136,7 +138,7 @@ class TestTheBarrier:
                 insert(writer, "late")
             chance.shuffle(writers)
             for writer in writers:
-                settled = rebalance.is_settled(connection, line)
+                settled = partitions.is_settled(connection, line)
                 assert settled is all(each in late for each in writers[writers.index(writer) :])
                 writer.commit()
                 batch = reader.fetch(connection, START, 1000)
@@ -145,7 +147,7 @@ class TestTheBarrier:
             drawing.commit()
             read = reader.fetch(connection, START, 1000)
             assert read.examined > line, "who does not stop reads on"
-            assert rebalance.is_settled(connection, line)
+            assert partitions.is_settled(connection, line)
             ask(connection, 3, 2 * generation + 1)
 
     def test_with_the_line_at_the_reading_bound_a_reader_would_pass_it(self, anywhere, connection):
@@ -168,7 +170,7 @@ class TestChanging:
         go_to(connection, line, 2)
         assert change(connection)
         assert (now(connection).count, now(connection).next_count) == (count, None)
-        pairs = partitions.load_checkpoints(connection, KEY)
+        pairs = checkpoints.load_all(connection, KEY)
         assert {number: each.pair for number, each in pairs.items()} == dict.fromkeys(range(count), line)
         assert not change(connection), "once"
 
@@ -229,7 +231,7 @@ class TestChanging:
     def test_only_the_holder_of_the_claim_changes_it(self, connection):
         ask(connection, 2, 2)
         all_at_line(connection)
-        assert not rebalance.change(connection, KEY, "u2")
+        assert not partitions.change(connection, KEY, "u2")
 
     def test_an_open_conflict_stops_it(self, connection):
         ask(connection, 2, 2)
@@ -239,7 +241,7 @@ class TestChanging:
             "VALUES ('orders', 1, 2, 'pod', true)"
         )
         assert not change(connection)
-        (obstacle,) = rebalance.fetch_obstacles(connection, KEY)
+        (obstacle,) = partitions.fetch_obstacles(connection, KEY)
         assert (obstacle.partition, obstacle.conflict is not None) == (1, True)
         connection.execute(
             "UPDATE outbox.processor_conflicts SET resolved_at = now(), resolution = 'Accept', decided_by = 'x'"

@@ -7,11 +7,12 @@ from uuid import uuid4
 
 import pytest
 
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.report import ResourceRef
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
-from outbox_worker.postgres.ownership import partitions, rebalance
+from outbox_worker.postgres.ownership import partitions
 from outbox_worker.postgres.progress import checkpoints, conflicts
 from tests.support.database.concurrency import background, wait_until_blocked
 from tests.support.database.contract import NOT_OWNER, STORED, store
@@ -40,16 +41,15 @@ def connection(anywhere):
         connection, KEY, claim_uid="u1", pod="pod", token=token, lease=timedelta(hours=1)
     )  # fmt: skip
     assert lease.epoch is not None
-    begun = partitions.begin(
-        connection, KEY, count=3, by=BY, start=Checkpoint(1, 0), epoch=lease.epoch, token=token
-    )  # fmt: skip
+    held = HeldLease(0, lease.epoch, token)
+    begun = partitions.begin(connection, KEY, held, count=3, by=BY, start=Checkpoint(1, 0))
     assert begun.begun
     return connection
 
 
 def at_barrier(connection, count, generation):
     """Ask for another number, and let all partitions be at the barrier."""
-    rebalance.ask(connection, KEY, OURS, generation=generation, count=count, by=BY)
+    partitions.ask(connection, KEY, OURS, generation=generation, count=count, by=BY)
     connection.execute(
         "UPDATE outbox.processor_checkpoints c SET last_processed_transaction_id = d.barrier_transaction_id, "
         "last_processed_position = d.barrier_position FROM outbox.processor_partitions d"
@@ -58,7 +58,7 @@ def at_barrier(connection, count, generation):
 
 def divide(connection, count, generation):
     at_barrier(connection, count, generation)
-    assert rebalance.change(connection, KEY, "u1")
+    assert partitions.change(connection, KEY, "u1")
 
 
 def record(connection, key, epoch):
@@ -82,7 +82,7 @@ def test_no_lease_is_granted_on_it_and_the_answer_names_no_epoch(connection):
 def test_no_lease_is_granted_beside_a_change_that_takes_it_away(anywhere, connection):
     at_barrier(connection, 2, 2)
     changing = anywhere.connect(autocommit=False)
-    assert rebalance.change(changing, KEY, "u1")
+    assert partitions.change(changing, KEY, "u1")
     asking = anywhere.connect()
     with background(lambda: ask(asking, GONE)) as answer:
         wait_until_blocked(anywhere, answer)
@@ -110,7 +110,7 @@ def test_who_reports_beside_the_change_opens_nothing(anywhere, connection):
     epoch = ask(connection, GONE).epoch
     at_barrier(connection, 2, 2)
     changing = anywhere.connect(autocommit=False)
-    assert rebalance.change(changing, KEY, "u1")
+    assert partitions.change(changing, KEY, "u1")
     reporting = anywhere.connect()
     with background(lambda: record(reporting, GONE, epoch)) as answer:
         wait_until_blocked(anywhere, answer)
@@ -139,7 +139,7 @@ def test_a_row_that_somebody_stores_for_it_is_in_no_changes_way(connection):
     assert store(connection, (5, 5), partition=2) == STORED
     assert ownership.claim(connection, KEY, OURS).granted
     at_barrier(connection, 3, 3)
-    division = rebalance.fetch(connection, KEY)
+    division = partitions.fetch(connection, KEY)
     assert division is not None
-    assert rebalance.change(connection, KEY, "u1")
-    assert partitions.load_checkpoints(connection, KEY)[2].pair == division.barrier
+    assert partitions.change(connection, KEY, "u1")
+    assert checkpoints.load_all(connection, KEY)[2].pair == division.barrier

@@ -9,11 +9,13 @@ from uuid import uuid4
 import pytest
 
 from outbox_core.partition import slot_of
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import ResourceRef
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
 from outbox_worker.postgres.ownership import partitions
+from outbox_worker.postgres.progress import checkpoints
 from tests.support.database.stored import stored_pair
 from tests.support.servers.postgres import EVERYWHERE, wait_until
 
@@ -43,7 +45,7 @@ def renew(connection, token, lease=HOUR, uid="u1"):
 
 
 def begin(connection, key, owner, start=START, count=4, by="column partition_key"):
-    return partitions.begin(connection, key, count=count, by=by, start=start, epoch=owner[0], token=owner[1])
+    return partitions.begin(connection, key, HeldLease(0, owner[0], owner[1]), count=count, by=by, start=start)
 
 
 def test_sql_hashes_as_python_does(connection):
@@ -64,7 +66,7 @@ class TestBegin:
         answer = begin(connection, OTHER, acquire(connection, OTHER))
 
         assert (answer.owned, answer.count, answer.by, answer.begun) == (True, 4, "column partition_key", True)
-        pairs = partitions.load_checkpoints(connection, KEY)
+        pairs = checkpoints.load_all(connection, KEY)
         assert {p: stored.pair for p, stored in pairs.items()} == dict.fromkeys(range(4), START)
 
     def test_a_later_one_starts_there_too_whatever_it_asks(self, connection):
@@ -82,7 +84,7 @@ class TestBegin:
         answer = begin(connection, KEY, (epoch + 1, token))
 
         assert (answer.owned, answer.count, answer.begun) == (False, None, False)
-        assert partitions.load_checkpoints(connection, KEY) == {}
+        assert checkpoints.load_all(connection, KEY) == {}
 
     def test_a_processor_that_was_never_divided_stays_so(self, connection):
         connection.execute("INSERT INTO outbox.processor_checkpoints VALUES ('orders', 0, '10', 1)")

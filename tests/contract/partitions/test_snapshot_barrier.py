@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from outbox_core.partition import partition_of
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.progress.snapshot_range import SnapshotRange
@@ -18,7 +19,7 @@ from outbox_core.report import ResourceRef
 from outbox_core.spec import Partitions
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
-from outbox_worker.postgres.ownership import partitions, rebalance
+from outbox_worker.postgres.ownership import partitions
 from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.reading.messages import MessageReader, Slice
 from outbox_worker.postgres.reading.snapshots import fetch_snapshot
@@ -40,7 +41,7 @@ def connection(anywhere):
     epoch, token = acquire(connection, 0)
     start = Checkpoint(0, 1, SnapshotRange(fetch_snapshot(connection)))
     with connection.transaction():
-        begun = partitions.begin(connection, KEY, count=3, by=BY, start=start, epoch=epoch, token=token)
+        begun = partitions.begin(connection, KEY, HeldLease(0, epoch, token), count=3, by=BY, start=start)
     assert begun.begun
     assert ask(connection, 3, 1) == 3
     return connection
@@ -58,22 +59,22 @@ def acquire(connection, number):
 
 
 def ask(connection, count, generation):
-    return rebalance.ask(connection, KEY, OURS, generation=generation, count=count, by=BY)
+    return partitions.ask(connection, KEY, OURS, generation=generation, count=count, by=BY)
 
 
 def draw(connection):
-    rebalance.draw(connection, KEY, "u1")
+    partitions.draw(connection, KEY, "u1")
     return now(connection).barrier
 
 
 def now(connection):
-    found = rebalance.fetch(connection, KEY)
+    found = partitions.fetch(connection, KEY)
     assert found is not None
     return found
 
 
 def change(connection):
-    return rebalance.change(connection, KEY, "u1")
+    return partitions.change(connection, KEY, "u1")
 
 
 def go_to(connection, snapshot_range, *numbers):
@@ -87,7 +88,7 @@ def go_to(connection, snapshot_range, *numbers):
 
 
 def rows(connection):
-    return {number: each.pair for number, each in partitions.load_checkpoints(connection, KEY).items()}
+    return {number: each.pair for number, each in checkpoints.load_all(connection, KEY).items()}
 
 
 def sees(snapshot, other):
@@ -190,7 +191,7 @@ class TestTheBarrier:
 
     def test_only_the_holder_of_the_claim_draws_it(self, connection):
         ask(connection, 5, 2)
-        rebalance.draw(connection, KEY, "u2")
+        partitions.draw(connection, KEY, "u2")
         assert now(connection).barrier is None
 
     def test_a_reader_goes_no_further_and_never_back(self, connection):
@@ -254,7 +255,7 @@ class TestChanging:
             assert {each.position for each in rows(connection).values()} == {highest + 1}
         expected = rows(connection)[1]
         new = Checkpoint(0, expected.position + 1, expected.snapshot_range)
-        answer = checkpoints.store(connection, part(1), new=new, expected=expected, epoch=epoch, token=token)
+        answer = checkpoints.store(connection, part(1), HeldLease(0, epoch, token), new=new, expected=expected)
         assert answer is StoreAnswer.NOT_OWNER
 
     def test_what_a_person_put_beyond_it_moves_it(self, connection):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outbox_cli.main import main
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer, parse_checkpoint
 from outbox_core.report import ResourceRef
 from outbox_worker.postgres.key import ProcessorKey
@@ -148,7 +149,7 @@ class Shop:
         )  # fmt: skip
         assert lease.epoch is not None
         if not live:
-            assert ownership.release_lease(self.connection, self.key, epoch=lease.epoch, token=token)
+            assert ownership.release_lease(self.connection, self.key, HeldLease(0, lease.epoch, token))
         return lease.epoch, token
 
     def store(self, pair: Checkpoint) -> None:
@@ -156,10 +157,10 @@ class Shop:
         before = checkpoints.load(self.connection, self.key)
         epoch, token = self.own(live=True)
         answer = checkpoints.store(
-            self.connection, self.key, new=pair, expected=before.pair if before else None, epoch=epoch, token=token
+            self.connection, self.key, HeldLease(0, epoch, token), new=pair, expected=before.pair if before else None
         )
         assert answer is StoreAnswer.STORED
-        assert ownership.release_lease(self.connection, self.key, epoch=epoch, token=token)
+        assert ownership.release_lease(self.connection, self.key, HeldLease(0, epoch, token))
 
     def stored(self) -> Checkpoint | None:
         found = checkpoints.load(self.connection, self.key)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from outbox_core.partition import partition_of
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot_range import SnapshotRange
-from outbox_worker.postgres.ownership import partitions, rebalance
+from outbox_worker.postgres.ownership import partitions
 from outbox_worker.postgres.reading.snapshots import fetch_snapshot
 
 COUNT = 3
@@ -20,7 +21,7 @@ def divided(shop):
     start = Checkpoint(0, 1, SnapshotRange(fetch_snapshot(shop.connection)))
     with shop.connection.transaction():
         partitions.begin(
-            shop.connection, shop.key, count=COUNT, by="partition key", start=start, epoch=epoch, token=token
+            shop.connection, shop.key, HeldLease(0, epoch, token), count=COUNT, by="partition key", start=start
         )
     insert(shop)
     return shop
@@ -31,13 +32,13 @@ def insert(shop):
 
 
 def ask(shop, count, generation):
-    rebalance.ask(shop.connection, shop.key, shop.resource, generation=generation, count=count, by="partition key")
+    partitions.ask(shop.connection, shop.key, shop.resource, generation=generation, count=count, by="partition key")
 
 
 def draw(shop):
     """Draw the barrier and return its snapshot."""
-    rebalance.draw(shop.connection, shop.key, shop.resource.uid)
-    now = rebalance.fetch(shop.connection, shop.key)
+    partitions.draw(shop.connection, shop.key, shop.resource.uid)
+    now = partitions.fetch(shop.connection, shop.key)
     assert now is not None
     assert now.barrier is not None
     assert now.barrier.snapshot_range is not None
@@ -73,7 +74,7 @@ def test_it_says_how_far_the_change_is_and_names_the_message_it_waits_for(cli, d
 
 
 def line_of(divided):
-    found = rebalance.fetch(divided.connection, divided.key)
+    found = partitions.fetch(divided.connection, divided.key)
     assert found is not None
     assert found.barrier is not None
     assert found.barrier.snapshot_range is not None
@@ -87,7 +88,7 @@ def test_the_change_is_an_act_with_the_snapshot(cli, divided):
         "UPDATE outbox.processor_checkpoints SET last_processed_position = 2, lower_snapshot = %s::text::pg_snapshot",
         (line,),
     )
-    assert rebalance.change(divided.connection, divided.key, divided.resource.uid)
+    assert partitions.change(divided.connection, divided.key, divided.resource.uid)
     (act,) = cli.json("audit", "orders")
     assert (act["action"], act["to"], act["reason"]) == (
         "ChangePartitions", "0:3", f"3 partitions became 5 (after the snapshot {line})",

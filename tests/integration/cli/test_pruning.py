@@ -12,6 +12,7 @@ import pytest
 from typing_extensions import override
 
 from outbox_core.partition import partition_of
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.spec import Source
 from outbox_worker.engine.partition_steps import PASSING_SECONDS
@@ -163,7 +164,7 @@ def test_the_slowest_reader_decides_and_one_that_is_gone_can_be_left_out(cli, sh
     (epoch,) = shop.connection.execute(
         "SELECT epoch FROM outbox.acquire_lease('slow', 0, 'uid-slow', 'pod', %s, interval '1 hour')", (token,)
     ).fetchone()
-    checkpoints.store(shop.connection, slow, new=first, expected=None, epoch=epoch, token=token)
+    checkpoints.store(shop.connection, slow, HeldLease(0, epoch, token), new=first, expected=None)
     assert cli.json("prune", *ACT)["deleted"] == 1
     assert "cannot be left out" in cli.run("prune", *ACT, "--ignore", "slow").stderr
     shop.connection.execute("SELECT outbox.release_lease('slow', 0, %s, %s)", (epoch, token))
@@ -283,7 +284,7 @@ def test_a_reader_elsewhere_is_counted(cli, shop, servers):
             "SELECT epoch FROM outbox.acquire_lease('far', 0, 'uid-far', 'pod', %s, interval '1 hour')", (token,)
         ).fetchone()
         key = type(shop.key)("outbox", "far")
-        checkpoints.store(remote, key, new=second, expected=None, epoch=epoch, token=token)
+        checkpoints.store(remote, key, HeldLease(0, epoch, token), new=second, expected=None)
         assert cli.json("prune", *options)["deleted"] == 2
     assert first < second
 

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from outbox_core.partition import partition_of
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_worker.postgres.key import ProcessorKey
@@ -31,7 +32,7 @@ def places(database, shop):
     flight.execute("INSERT INTO outbox.messages (message_type, data) VALUES ('Late', '{}')")
     shop.produce(1, "OrderPaid")
     handled = SnapshotRange(fetch_snapshot(connection))
-    answer = checkpoints.store(connection, KEY, new=Checkpoint(0, 5, handled), expected=None, epoch=None, token=None)
+    answer = checkpoints.store(connection, KEY, None, new=Checkpoint(0, 5, handled), expected=None)
     assert answer.name == "STORED"
     flight.commit()
     shop.produce(1, "OrderPaid")
@@ -96,7 +97,7 @@ def test_forward_to_a_position_that_was_passed_passes_over_nothing(cli, database
     stored = stored_pair(connection, KEY)
     assert stored.snapshot_range is not None
     inside = Checkpoint(0, 6, SnapshotRange(stored.snapshot_range.lower, fetch_snapshot(connection), places[5]))
-    checkpoints.store(connection, KEY, new=inside, expected=stored, epoch=None, token=None)
+    checkpoints.store(connection, KEY, None, new=inside, expected=stored)
     later = database.direct()
     later.execute(
         "INSERT INTO outbox.messages (position, message_type, data) VALUES (%s, 'Later', '{}')", (places[0] - 1,)
@@ -134,8 +135,8 @@ def test_lag_and_status_count_ranges(cli, places):
 def test_of_each_partition_its_own_messages_are_counted(cli, database, shop):
     epoch, token = shop.own(live=True)
     start = Checkpoint(0, 1, SnapshotRange(fetch_snapshot(shop.connection)))
-    partitions.begin(shop.connection, KEY, count=3, by="partition key", start=start, epoch=epoch, token=token)
-    assert ownership.release_lease(shop.connection, KEY, epoch=epoch, token=token)
+    partitions.begin(shop.connection, KEY, HeldLease(0, epoch, token), count=3, by="partition key", start=start)
+    assert ownership.release_lease(shop.connection, KEY, HeldLease(0, epoch, token))
     for number in range(7):
         shop.connection.execute(
             "INSERT INTO outbox.messages (partition_key, message_type, data) VALUES (%s, 'OrderPlaced', '{}')",

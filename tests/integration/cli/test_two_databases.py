@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import BEGINNING
 from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.admin import mappings
@@ -211,7 +212,7 @@ spec:
         new = Shop(shop.database, shop.connection, key, shop.resource.model_copy(update={"uid": "uid-v2"}))
         new.store(pairs[0])
         epoch, token = new.own(live=True)
-        assert rebuilds.note(shop.connection, key, "orders", epoch=epoch, token=token).swapped_at is None
+        assert rebuilds.note(shop.connection, key, HeldLease(0, epoch, token), "orders").swapped_at is None
         (found,) = cli.json("rebuild", "status")
         assert (found["processorId"], found["of"], found["state"], found["behind"]) == (
             "orders-v2",
@@ -235,7 +236,7 @@ spec:
         epoch, token = new.own(live=True)
         source = build_source(table={"schemaName": "public", "name": "log"})
         mappings.note(shop.connection, key, "uid-v2", source)
-        rebuilds.note(shop.connection, key, "orders", epoch=epoch, token=token)
+        rebuilds.note(shop.connection, key, HeldLease(0, epoch, token), "orders")
         (found,) = cli.json("rebuild", "status")
         assert found["behind"] == 1, "the table has two rows, of which one is behind"
 

@@ -12,7 +12,7 @@ from outbox_core.progress.checkpoint import Checkpoint, parse_checkpoint
 from outbox_core.progress.coverage import as_snapshot_range
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.spec import StartFrom
-from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.progress import starts
 from outbox_worker.postgres.reading.messages import MessageReader
 from tests.integration.moving.conftest import BOTH
 from tests.support.servers.postgres import build_source, wait_until
@@ -95,7 +95,7 @@ def test_nothing_that_is_in_flight_at_the_start_is_lost(database, kind, seed):
         "Position": StartFrom.model_validate({"type": "Position", "position": position}),
         "Timestamp": StartFrom.model_validate({"type": "Timestamp", "timestamp": middle}),
     }[kind]
-    pair = checkpoints.start_pair(database.direct(), SOURCE, start)
+    pair = starts.start_pair(database.direct(), SOURCE, start)
     for _ in range(40):
         writers.step()
     writers.finish()

@@ -12,6 +12,7 @@ import pytest
 
 from outbox_core.config import Resolution
 from outbox_core.errors import ConfigurationError
+from outbox_core.processor.outcomes import HeldLease
 from outbox_core.progress.checkpoint import BEGINNING, StoreAnswer
 from outbox_core.report import Reason, ResourceRef
 from outbox_core.spec import StartFrom
@@ -19,7 +20,7 @@ from outbox_sql import runner
 from outbox_worker.postgres import identity, schema
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
-from outbox_worker.postgres.progress import checkpoints, conflicts
+from outbox_worker.postgres.progress import checkpoints, conflicts, starts
 from outbox_worker.postgres.reading import stall
 from outbox_worker.postgres.reading.messages import MessageReader
 from tests.support.servers.postgres import VERSIONS, build_source
@@ -58,21 +59,20 @@ def test_a_processors_whole_life(granted):
     start = checkpoints.ensure_start(
         worker,
         KEY,
+        HeldLease(0, lease.epoch, token),
         SOURCE,
-        lambda: checkpoints.compute_start(worker, SOURCE, StartFrom()),
-        epoch=lease.epoch,
-        token=token,
+        lambda: starts.compute_start(worker, SOURCE, StartFrom()),
     )
     assert start is not None
     batch = reader.fetch(worker, start.pair, 10)
     ownership.limit_transaction(worker, hour)
-    stored = checkpoints.store(worker, KEY, new=batch.examined, expected=BEGINNING, epoch=lease.epoch, token=token)
+    stored = checkpoints.store(worker, KEY, HeldLease(0, lease.epoch, token), new=batch.examined, expected=BEGINNING)
     assert stored is StoreAnswer.STORED
-    assert checkpoints.settle(worker, KEY, epoch=lease.epoch, token=token).pair == batch.examined
-    assert ownership.renew_lease(worker, KEY, epoch=lease.epoch, token=token, lease=hour)
+    assert checkpoints.settle(worker, KEY, HeldLease(0, lease.epoch, token)).pair == batch.examined
+    assert ownership.renew_lease(worker, KEY, HeldLease(0, lease.epoch, token), lease=hour)
     stall.HighWaterMarkObserver(reader).observe(worker)
     reader.lag(worker, batch.examined)
-    assert ownership.release_lease(worker, KEY, epoch=lease.epoch, token=token)
+    assert ownership.release_lease(worker, KEY, HeldLease(0, lease.epoch, token))
     refusal = conflicts.Refusal(
         code=StoreAnswer.AHEAD, expected=BEGINNING, stored=batch.examined, new=batch.examined, epoch=1, pod="pod",
         claim_uid="u1", needs_person=True,

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from outbox_core.report import ExitCode
-from outbox_worker.postgres.ownership.lease_look import FRESH
+from outbox_worker.postgres.ownership.leases import FRESH
 from tests.support.servers.postgres import wait_until
 from tests.support.worker import GATED_HANDLER, PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
 

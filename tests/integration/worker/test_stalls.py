@@ -11,7 +11,7 @@ import pytest
 
 from outbox_core.report import STALLED_AFTER
 from outbox_operator.decision.decide import decide
-from outbox_worker.postgres.reading.writers import describe, list_writers, missing_grant, remedy
+from outbox_worker.postgres.reading.stall import describe, list_writers, missing_grant, remedy
 from tests.support.servers.postgres import POOLED, wait_until
 from tests.support.worker import GATED_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, build_config
 from tests.unit.operator.building import NOW, build_observed, build_pod, build_report, condition

@@ -184,7 +184,7 @@ class Processor:
         self.is_assigned = is_assigned
         self.handled: list[str] = []
         self.by_key: dict[str, list[str]] = defaultdict(list)
-        answer = checkpoints.store(self.connection, self.key, new=start, expected=None, epoch=None, token=None)
+        answer = checkpoints.store(self.connection, self.key, None, new=start, expected=None)
         assert answer is StoreAnswer.STORED
         self.restart()
 
@@ -218,9 +218,7 @@ class Processor:
         """Handle the page in hand: effects and checkpoint together."""
         if self.page is None:
             return
-        answer = checkpoints.store(
-            self.connection, self.key, new=self.page.examined, expected=self.stored, epoch=None, token=None
-        )
+        answer = checkpoints.store(self.connection, self.key, None, new=self.page.examined, expected=self.stored)
         assert answer is StoreAnswer.STORED
         for message in self.page:
             self.handled.append(message.message_id)

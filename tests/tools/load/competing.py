@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from outbox_core.processor.claimed_batch import ClaimedBatch
-from outbox_core.processor.outcomes import NothingTaken
+from outbox_core.processor.outcomes import HeldLease, NothingTaken
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.report import ResourceRef
 from outbox_core.spec import Competing, StartFrom
@@ -107,10 +107,8 @@ class Measure:
     def store(self, expected: Checkpoint | None) -> None:
         """Store the next checkpoint in a transaction of its own."""
         with self.connection.transaction():
-            answer = checkpoints.store(
-                self.connection, ORDERED, new=Checkpoint(7, self.stored.position + 1), expected=expected,
-                epoch=self.epoch, token=self.token,
-            )  # fmt: skip
+            lease, new = HeldLease(0, self.epoch or 0, self.token), Checkpoint(7, self.stored.position + 1)
+            answer = checkpoints.store(self.connection, ORDERED, lease, new=new, expected=expected)
             if answer is not StoreAnswer.STORED:
                 raise AssertionError(answer)
         self.stored = Checkpoint(7, self.stored.position + 1)

@@ -36,8 +36,8 @@ DATABASE: Final = (
     fault(
         "positions compared alone when a checkpoint is stored",
         f"{SQL}/checkpoints.sql",
-        f"    ELSIF {_PAIR}\n          = (p_expected_transaction_id, p_expected_position) THEN\n        UPDATE",
-        "    ELSIF v_stored.last_processed_position = p_expected_position THEN\n        UPDATE",
+        f"    ELSIF {_PAIR}\n          = (p_expected_transaction_id, p_expected_position) AND v_range",
+        "    ELSIF v_stored.last_processed_position = p_expected_position AND v_range",
         "tests/contract/checkpoints/test_checkpoint_steps.py::test_step",
     ),
     Fault(
@@ -74,8 +74,8 @@ DATABASE: Final = (
     fault(
         "code 1 at step 7: what is stored further ahead is overwritten in the caller's mind",
         f"{SQL}/checkpoints.sql",
-        "             > (p_expected_transaction_id, p_expected_position) THEN\n        RETURN 2;  -- step 7",
-        "             > (p_expected_transaction_id, p_expected_position) THEN\n        RETURN 1;  -- step 7",
+        "             >= (p_expected_transaction_id, p_expected_position) THEN\n        RETURN 2;  -- step 7",
+        "             >= (p_expected_transaction_id, p_expected_position) THEN\n        RETURN 1;  -- step 7",
         "tests/contract/checkpoints/test_checkpoint_steps.py::test_step",
     ),
     fault(
@@ -195,7 +195,7 @@ READING: Final = (
     fault(
         "a role that row-level security hides messages from reads on",
         f"{WORKER}/postgres/schema.py",
-        "faults = _hidden_rows(connection, table)",
+        "faults = _hidden_rows(table, hidden_from)",
         "faults = []",
         "tests/integration/schema/test_schema_check.py::TestAMappedTable"
         "::test_a_role_that_policies_hide_rows_from_is_refused",

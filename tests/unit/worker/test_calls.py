@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outbox_worker.postgres import queries
-from outbox_worker.postgres.call import _compose
+from outbox_worker.postgres.call import _compose, load_all
 from outbox_worker.postgres.key import ProcessorKey
 
 if TYPE_CHECKING:
@@ -113,14 +112,14 @@ def test_the_calls_are_found():
 
 
 def test_functions_that_statements_call_are_there():
-    texts = [*queries.load_all().values(), *(path.read_text() for path in MODULES)]
+    texts = [*load_all().values(), *(path.read_text() for path in MODULES)]
     called = {name for text in texts for name in CALLED_IN_TEXT.findall(text)}
     assert called - signatures().keys() == set()
 
 
 def test_each_statement_is_used():
     sources = "".join(path.read_text() for path in MODULES)
-    assert [name for name in queries.load_all() if f'"{name}"' not in sources] == []
+    assert [name for name in load_all() if f'"{name}"' not in sources] == []
 
 
 def test_a_call_is_one_text_with_named_arguments():

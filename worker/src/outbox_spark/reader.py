@@ -27,7 +27,7 @@ from outbox_worker.postgres.call import fetch_rows
 from outbox_worker.postgres.connection import Connection, ConnectionFiles
 from outbox_worker.postgres.errors import DatabaseError, translated
 from outbox_worker.postgres.feeds import holding
-from outbox_worker.postgres.progress import checkpoints
+from outbox_worker.postgres.progress import starts
 from outbox_worker.postgres.reading.messages import MessageReader
 from outbox_worker.postgres.reading.table import within_python
 from outbox_worker.session import Session
@@ -100,7 +100,7 @@ class RangeReader:
         if isinstance(start, Checkpoint):
             return start
         with self._connect() as connection:
-            return checkpoints.start_pair(connection, self._options.source, start)
+            return starts.start_pair(connection, self._options.source, start)
 
     def fetch_end(self, after: Checkpoint, limit: int) -> tuple[Checkpoint, bool]:
         """Return the last settled pair of the next micro-batch, and whether it is full: more may wait behind it.
@@ -129,7 +129,7 @@ class RangeReader:
     def fetch_settled(self) -> Checkpoint:
         """Return a pair at or after the last settled row, and before everything that is not settled."""
         with self._connect() as connection:
-            return checkpoints.start_pair(connection, self._options.source, StartFrom(type=StartType.END))
+            return starts.start_pair(connection, self._options.source, StartFrom(type=StartType.END))
 
     def fetch_pieces(self, whole: OffsetRange) -> tuple[OffsetRange, ...]:
         """Cut a range into `partitions` pieces with about as many rows each."""

@@ -21,7 +21,7 @@ from outbox_core.errors import OutboxError, TransientError
 from outbox_core.plain import plain_count
 from outbox_core.report import Reason
 from outbox_worker.postgres.admin import dead_letters
-from outbox_worker.postgres.feeds import giving_up
+from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.key import ProcessorKey
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def add(connection: Connection, context: Context) -> Exit:
         "dead letter"
     )
     if not options.dry_run:
-        giving_up.record(connection, key, options.at, reason=options.reason, decided_by=whoami())
+        holding.give_up(connection, key, options.at, reason=options.reason, decided_by=whoami())
         sentence = f"recorded in the audit log for {whoami()}: {sentence} (outbox dead-letters list {key.processor_id})"
     return console.tell(record | {"done": not options.dry_run}, sentence)
 

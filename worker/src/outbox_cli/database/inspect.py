@@ -19,7 +19,7 @@ from outbox_worker.postgres.admin.overview import ProcessorView, list_audit_log,
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership.process_statuses import StoredStatus, list_statuses
 from outbox_worker.postgres.reading.messages import LAG_CAP, MessageReader
-from outbox_worker.postgres.reading.writers import Writer, describe, list_writers, missing_grant, remedy
+from outbox_worker.postgres.reading.stall import Writer, describe, list_writers, missing_grant, remedy
 from outbox_worker.postgres.remote_target import fetch_source
 
 if TYPE_CHECKING:

@@ -27,11 +27,10 @@ from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.admin.overview import ProcessorView, list_audit_log, list_conflicts
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.progress import conflicts
-from outbox_worker.postgres.progress.checkpoints import start_pair
-from outbox_worker.postgres.reading.range_reader import find_start
+from outbox_worker.postgres.progress.starts import start_pair, start_range
 from outbox_worker.postgres.reading.range_scan import RangeScan
 from outbox_worker.postgres.reading.snapshots import take_snapshot
-from outbox_worker.postgres.reading.writers import list_writers
+from outbox_worker.postgres.reading.stall import list_writers
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -299,7 +298,7 @@ def _find_position(connection: Connection, context: Context, source: Source) -> 
         return int(options.to_position)
     if options.to_time is None:
         return None
-    start = find_start(connection, source, find_start_from(options))
+    start = start_range(connection, source, find_start_from(options))
     if start.position is None:
         raise RefusedError(f"nothing was stored since {options.to_time}")
     return start.position + 1

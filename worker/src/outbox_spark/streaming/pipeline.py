@@ -31,7 +31,7 @@ from outbox_spark.writing.staging import StagingArea
 from outbox_worker.handlers.handler import Signature, read_signature
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.connection import Connection, ConnectionFiles
-from outbox_worker.postgres.ownership.rebalance import is_settled
+from outbox_worker.postgres.ownership.partitions import is_settled
 from outbox_worker.targets.sql import SqlSink
 
 if TYPE_CHECKING:

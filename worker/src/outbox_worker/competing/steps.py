@@ -22,7 +22,7 @@ from outbox_worker.competing.sifting import Sifting, most_at_once, tell
 from outbox_worker.engine.effects import Effects
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.feeds import competing as calls
-from outbox_worker.postgres.feeds.giving_up import FoundMessage
+from outbox_worker.postgres.feeds.holding import FoundMessage
 from outbox_worker.postgres.reading.read_range import ReadRange
 
 if TYPE_CHECKING:

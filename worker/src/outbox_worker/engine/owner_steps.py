@@ -92,7 +92,7 @@ class StartingUnit(OwnedUnit):
             return self._start
         if config.start_from.processor_id is not None:
             return self.find_other(connection, config.start_from.processor_id).start
-        return checkpoints.compute_start(
+        return starts.compute_start(
             self._source, config.source, config.start_from, remote_target=self._context.config.has_remote_target
         )
 
@@ -138,9 +138,8 @@ class WholeProcessor(StartingUnit):
         key = self._context.key
         self.check_mode(connection)
         start = checkpoints.ensure_start(
-            connection, key, self._context.config.source, lambda: self.find_start(connection),
-            epoch=lease.epoch, token=lease.token,
-        )  # fmt: skip
+            connection, key, lease, self._context.config.source, lambda: self.find_start(connection)
+        )
         # Again, after the checkpoint: another mode's first process stores its own and the checkpoint at once.
         self.check_mode(connection)
         return start
@@ -386,9 +385,7 @@ class OwnerSteps:
         self, connection: Connection, lease: outcomes.HeldLease, found: checkpoints.Start
     ) -> checkpoints.Start | None:
         mapping = describe_mapping(self._context.config)
-        pair = numbers.open_numbers(
-            connection, self._context.key, found.pair, mapping, epoch=lease.epoch, token=lease.token
-        )
+        pair = numbers.open_numbers(connection, self._context.key, lease, found.pair, mapping)
         return None if pair is None else replace(found, pair=pair)
 
     def _begin_target(self, lease: outcomes.HeldLease, stored: Checkpoint | None) -> None:
@@ -432,15 +429,14 @@ class OwnerSteps:
         number = conflicts.record_refusal(connection, context.key, refusal)
         if refused.answer.needs_person:
             # A rewind is refused while an owner is live.
-            ownership.release_lease(connection, context.key, epoch=lease.epoch, token=lease.token)
+            ownership.release_lease(connection, context.key, lease)
         context.ownership.drop_lease()
         context.status.set_observed(conflicts=conflicts.summary(connection, context.key))
         return outcomes.Recorded(number)
 
     def release(self, state: ProcessorState) -> outcomes.StepOutcome:
         """Give the lease back between two batches, so that another process can take it."""
-        lease = lease_of(state)
-        ownership.release_lease(self._connection(), self._context.key, epoch=lease.epoch, token=lease.token)
+        ownership.release_lease(self._connection(), self._context.key, lease_of(state))
         self._context.ownership.drop_lease()
         return outcomes.Released()
 

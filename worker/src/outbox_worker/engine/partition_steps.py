@@ -20,7 +20,7 @@ from outbox_core.report import Reason
 from outbox_core.spec import PartitionKey
 from outbox_worker.engine.owner_steps import StartingUnit
 from outbox_worker.logs import get_logger
-from outbox_worker.postgres.ownership import partitions, rebalance
+from outbox_worker.postgres.ownership import partitions
 from outbox_worker.postgres.progress import checkpoints, starts
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Partition(StartingUnit):
                     f"Ask for {there}, or use another processorId",
                     reason=Reason.PARTITIONS_DIFFER,
                 )
-        there = rebalance.ask(
+        there = partitions.ask(
             connection, key, config.resource, generation=config.generation, count=membership.asked, by=self._by
         )
         membership.note_count(there)
@@ -68,10 +68,10 @@ class Partition(StartingUnit):
     @override
     def check_mode(self, connection: Connection) -> None:
         key = self._context.key
-        there = rebalance.fetch(connection, key)
+        there = partitions.fetch(connection, key)
         if there is not None:
             self._check_key(there.count, there.by)
-        elif partitions.load_checkpoints(connection, key):
+        elif checkpoints.load_all(connection, key):
             self._check_key(None, None)
 
     @override
@@ -106,7 +106,7 @@ class Partition(StartingUnit):
         if answer.begun and config.start_from.processor_id is not None:
             other = self.find_other(connection, config.start_from.processor_id)
             if other.partitioned_like(self._count, self._by):
-                starts.spread(connection, key, other.pairs, epoch=lease.epoch, token=lease.token)
+                starts.spread(connection, key, lease, other.pairs)
         if answer.begun:
             self.after_claim(connection)
         if stored is None:
@@ -121,10 +121,7 @@ class Partition(StartingUnit):
         return checkpoints.Start(stored.pair, start_from_used=answer.begun)
 
     def _begin(self, connection: Connection, lease: outcomes.HeldLease, start: Checkpoint | None) -> partitions.Begun:
-        return partitions.begin(
-            connection, self._context.key, count=self._count, by=self._by, start=start, epoch=lease.epoch,
-            token=lease.token,
-        )  # fmt: skip
+        return partitions.begin(connection, self._context.key, lease, count=self._count, by=self._by, start=start)
 
     def _is_as_asked(self, found: partitions.Begun) -> bool:
         """Say whether the processor is partitioned as this process believes; it may learn another number.
@@ -173,7 +170,7 @@ class PartitionFeed(Feed):
         connection, known = self._context.databases.target.connection(), self._partitioning
         barrier = None if known is None else known.barrier
         # Before reading: from here on nothing more can appear below the barrier.
-        settled = barrier is not None and rebalance.is_settled(connection, barrier)
+        settled = barrier is not None and partitions.is_settled(connection, barrier)
         newest = self._find_newest()
         fetched = self._cursor.fetch(state)
         now = self._look(connection)
@@ -210,11 +207,11 @@ class PartitionFeed(Feed):
     def _look(self, connection: Connection) -> Partitioning | None:
         """Look for a change; one that was asked for where checkpoints are snapshot ranges still needs its barrier."""
         key = self._context.key
-        now = rebalance.fetch(connection, key)
+        now = partitions.fetch(connection, key)
         if now is None or now.next_count is None or now.is_drawn:
             return now
-        rebalance.draw(connection, key, self._context.config.resource.uid)
-        return rebalance.fetch(connection, key)
+        partitions.draw(connection, key, self._context.config.resource.uid)
+        return partitions.fetch(connection, key)
 
     def _stop_at(
         self, now: Partitioning, state: ProcessorState, fetched: outcomes.Fetched, *, settled: bool
@@ -226,7 +223,7 @@ class PartitionFeed(Feed):
         batch = fetched.batch
         nothing = outcomes.Fetched(_nothing(batch.after, batch.partition))
         if now.is_beyond_barrier(batch.after) or (now.is_at_barrier(batch.after) and now.is_at_barrier(state.stored)):
-            if rebalance.change(
+            if partitions.change(
                 self._context.databases.target.connection(), self._context.key, self._context.config.resource.uid
             ):
                 _log.info("the number of partitions changed", extra={"barrier": describe_barrier(now)})

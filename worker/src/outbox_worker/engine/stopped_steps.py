@@ -17,7 +17,7 @@ from outbox_core.processor.stopping import Named
 from outbox_core.spec import Engine, Mode
 from outbox_worker.postgres.connection import limited
 from outbox_worker.postgres.errors import DatabaseError
-from outbox_worker.postgres.feeds import giving_up
+from outbox_worker.postgres.feeds import holding
 
 if TYPE_CHECKING:
     from outbox_core.message import Batch
@@ -50,11 +50,11 @@ class StoppedSteps:
         with suppress(OutboxError, DatabaseError):
             connection = self._context.databases.source.connection()
             with limited(connection, _NAMING_SECONDS):
-                found = giving_up.find_message(connection, self._reader.in_source(batch))
+                found = holding.find_message(connection, self._reader.in_source(batch))
             return None if found is None else self.name(found)
         return None
 
-    def name(self, found: giving_up.FoundMessage) -> Named:
+    def name(self, found: holding.FoundMessage) -> Named:
         """Say which message it is, and how a person gives it up."""
         of_type = "without a type" if found.message_type is None else f"of type {found.message_type!r}"
         text = f"message {found.message_id!r} {of_type}, key {found.key!r}, {found.place}"
@@ -77,7 +77,7 @@ class StoppedSteps:
         if stopped is None or stopped.place is None:
             return outcomes.Decision(given_up=False)
         try:
-            found = giving_up.find(self._context.databases.target.connection(), self._context.key, stopped.place)
+            found = holding.is_given_up(self._context.databases.target.connection(), self._context.key, stopped.place)
         except ConfigurationError:
             found = False  # this role may not read what people decided
         return outcomes.Decision(given_up=found)

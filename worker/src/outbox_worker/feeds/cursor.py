@@ -191,7 +191,7 @@ class CheckpointSettling(Settling):
         if self._reader.lease_look is not None and self._reader.lease_look.is_fresh(lease):
             return None
         seconds = self._context.config.delivery.lease_duration
-        if ownership.keep_lease(connection, self._context.key, epoch=lease.epoch, token=lease.token, lease=seconds):
+        if ownership.keep_lease(connection, self._context.key, lease, seconds):
             return None
         return self._not_owner(connection, state, batch)
 
@@ -226,7 +226,7 @@ class CheckpointSettling(Settling):
         lease, key = lease_of(state), self._context.key
         connection = self._databases.target.connection()
         if doubt.committing:
-            settled = checkpoints.settle(connection, key, epoch=lease.epoch, token=lease.token)
+            settled = checkpoints.settle(connection, key, lease)
             if not settled.owned:
                 return outcomes.Rejected(StoreAnswer.NOT_OWNER, doubt.expected, doubt.new, None)
             if settled.pair is not None and settled.pair.is_same(doubt.new):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from outbox_core.spec import Mode
 from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.feeds import holding
-from outbox_worker.postgres.ownership.lease_look import LeaseLook
+from outbox_worker.postgres.ownership.leases import LeaseLook
 from outbox_worker.postgres.reading.arrivals import PartitionArrivals
 from outbox_worker.postgres.reading.messages import MessageReader, Slice
 from outbox_worker.postgres.reading.payloads import PayloadBound

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from outbox_core.progress.barrier import NAMED, Obstacle, describe_change, find_waiting, key_of, parse_key
 from outbox_core.report import PartitioningView
 from outbox_core.spec import Partitions
-from outbox_worker.postgres.ownership import rebalance
+from outbox_worker.postgres.ownership import partitions
 from outbox_worker.postgres.reading.messages import MessageReader, Slice
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def look_at_change(
     if now.next_count is None:
         return PartitioningView(count=now.count)
     waiting = find_waiting(now, stored)
-    obstacles = rebalance.fetch_obstacles(connection, key)
+    obstacles = partitions.fetch_obstacles(connection, key)
     told = {obstacle.partition for obstacle in obstacles}
     for number in [number for number in waiting if number not in told and number in stored][:NAMED]:
         if now.barrier is None:
@@ -40,7 +40,7 @@ def look_at_change(
         first = next(iter(batch), None)
         if first is not None:
             obstacles.append(Obstacle(number, first.message_id, key_of(first, parse_key(now.by))))
-    settled = now.barrier is None or rebalance.is_settled(connection, now.barrier)
+    settled = now.barrier is None or partitions.is_settled(connection, now.barrier)
     return PartitioningView(
         count=now.count,
         next_count=now.next_count,

@@ -12,11 +12,10 @@ from typing_extensions import override
 
 from outbox_core.report import CheckpointView
 from outbox_worker.background import BackgroundThread
-from outbox_worker.postgres.call import fetch_rows
+from outbox_worker.postgres.call import fetch_rows, load
 from outbox_worker.postgres.connection import limited
 from outbox_worker.postgres.feeds import holding
 from outbox_worker.postgres.progress import conflicts
-from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.stall import HighWaterMarkObserver
 
 if TYPE_CHECKING:

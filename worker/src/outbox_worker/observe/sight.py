@@ -15,7 +15,7 @@ from outbox_worker.logs import get_logger
 from outbox_worker.observe.change import look_at_change
 from outbox_worker.postgres.connection import limited
 from outbox_worker.postgres.feeds import competing
-from outbox_worker.postgres.ownership import partitions, rebalance
+from outbox_worker.postgres.ownership import partitions
 from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.reading.arrivals import Arrivals
 from outbox_worker.postgres.reading.dispatch_reader import DispatchReader
@@ -95,9 +95,9 @@ class PartitionedSight(Sight):
 
     def _look_at_change(self, connection: Connection) -> None:
         """See how far a change of the number of partitions is."""
-        now = rebalance.fetch(connection, self._key)
+        now = partitions.fetch(connection, self._key)
         if now is not None:
-            stored = partitions.load_checkpoints(connection, self._key) if now.next_count is not None else {}
+            stored = checkpoints.load_all(connection, self._key) if now.next_count is not None else {}
             pairs = {number: each.pair for number, each in stored.items()}
             partitioning = look_at_change(connection, self._key, self._source, now, pairs)
             self._status.set_observed(partitioning=partitioning)
@@ -111,7 +111,7 @@ class PartitionedSight(Sight):
                 for lease in self._membership.leases
             ]
         )  # fmt: skip
-        return partitions.load_checkpoints(connection, self._key)
+        return checkpoints.load_all(connection, self._key)
 
     @override
     def measure(

@@ -52,7 +52,7 @@ def _give_back(holding: Holding) -> None:
     renewal.end(connection)
     for each in contexts:
         if (lease := each.ownership.lease) is not None:
-            calls.release_lease(connection, each.key, epoch=lease.epoch, token=lease.token)
+            calls.release_lease(connection, each.key, lease)
             each.ownership.drop_lease()
     if claimed:
         status_writer.write(connection, context.key, context.config.delivery.lease_duration, ended=True)

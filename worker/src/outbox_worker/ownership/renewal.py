@@ -61,7 +61,7 @@ class LeaseRenewal(Renewal):
         held = self._ownership.lease
         if held is None:
             return False
-        renewed = calls.renew_lease(connection, self._key, epoch=held.epoch, token=held.token, lease=self._lease)
+        renewed = calls.renew_lease(connection, self._key, held, self._lease)
         _note(self._ownership, held, renewed=renewed)
         if renewed:
             _end_stuck_transactions(connection, self._key, [held])
@@ -136,8 +136,7 @@ class MembershipRenewal(Renewal):
         self._unwanted = unwanted
         while self._leaving:
             lease = self._leaving[0]
-            key = replace(self._key, partition=lease.partition)
-            calls.release_lease(connection, key, epoch=lease.epoch, token=lease.token)
+            calls.release_lease(connection, replace(self._key, partition=lease.partition), lease)
             del self._leaving[0]
 
     @override

@@ -1,14 +1,20 @@
-"""Calls the schema's functions by name and with named arguments, and reads what other statements return.
+"""Calls the schema's functions by name and with named arguments, and loads our other statements.
 
-A statement is composed once for each function, schema and set of names. It has no casts: the server finds the types in
-the function's own text. Text goes for xid8, pg_snapshot and JSON, a list of text for an array of those. That each call
-fits its function is compared in tests/unit/worker/test_calls.py.
+A call is composed once for each function, schema and set of names. It has no casts: the server finds the types in the
+function's own text. Text goes for xid8, pg_snapshot and JSON, a list of text for an array of those. That each call fits
+its function is compared in tests/unit/worker/test_calls.py.
+
+`NAME.sql` beside a module holds the other statements that it uses. A statement begins with a line
+`-- name: fetch_checkpoint` and ends where the next one begins. A name stands once in the package. Schemas, tables and
+columns come in as identifiers, values as parameters.
 """
 
 from __future__ import annotations
 
+import re
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import sql
@@ -18,12 +24,17 @@ from outbox_worker.postgres.errors import translate, translated
 from outbox_worker.postgres.template import Template, place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from importlib.resources.abc import Traversable
     from typing import LiteralString, TypeAlias
 
     from outbox_worker.postgres.connection import Connection
 
     Statement: TypeAlias = LiteralString | sql.SQL | sql.Composed
+    Parameters: TypeAlias = Mapping[str, Any] | None
+    Row: TypeAlias = tuple[Any, ...]
+
+_NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
 def call(connection: Connection, schema: str, function: str, /, **arguments: object) -> Any:
@@ -37,19 +48,17 @@ def call(connection: Connection, schema: str, function: str, /, **arguments: obj
     return None if row is None else row[0]
 
 
-def call_row(connection: Connection, schema: str, function: str, /, **arguments: object) -> tuple[Any, ...]:
+def call_row(connection: Connection, schema: str, function: str, /, **arguments: object) -> Row:
     """Return the row that the function always answers, its columns in the order of RETURNS; otherwise like `call`."""
     return call_rows(connection, schema, function, **arguments)[0]
 
 
-def call_rows(connection: Connection, schema: str, function: str, /, **arguments: object) -> list[tuple[Any, ...]]:
+def call_rows(connection: Connection, schema: str, function: str, /, **arguments: object) -> list[Row]:
     """Return all rows, of a function that may answer none or several; otherwise like `call_row`."""
     return fetch_rows(connection, _compose(schema, function, tuple(arguments)), arguments)
 
 
-def fetch_row(
-    connection: Connection, statement: Statement, parameters: Mapping[str, Any] | None = None
-) -> tuple[Any, ...] | None:
+def fetch_row(connection: Connection, statement: Statement, parameters: Parameters = None) -> Row | None:
     """Return the first row of any statement; otherwise like `call`."""
     try:
         return connection.execute(statement, parameters).fetchone()
@@ -57,16 +66,12 @@ def fetch_row(
         raise translate(err) from err
 
 
-def fetch_one(
-    connection: Connection, statement: Statement, parameters: Mapping[str, Any] | None = None
-) -> tuple[Any, ...]:
+def fetch_one(connection: Connection, statement: Statement, parameters: Parameters = None) -> Row:
     """Return the row of a statement that always has one; otherwise like `fetch_row`."""
     return fetch_rows(connection, statement, parameters)[0]
 
 
-def fetch_rows(
-    connection: Connection, statement: Statement, parameters: Mapping[str, Any] | None = None
-) -> list[tuple[Any, ...]]:
+def fetch_rows(connection: Connection, statement: Statement, parameters: Parameters = None) -> list[Row]:
     """Return all rows; otherwise like `fetch_row`."""
     try:
         return connection.execute(statement, parameters).fetchall()
@@ -74,9 +79,7 @@ def fetch_rows(
         raise translate(err) from err
 
 
-def fetch_dicts(
-    connection: Connection, statement: Statement, parameters: Mapping[str, Any] | None = None
-) -> list[dict[str, Any]]:
+def fetch_dicts(connection: Connection, statement: Statement, parameters: Parameters = None) -> list[dict[str, Any]]:
     """Return all rows, each by the names of its columns; otherwise like `fetch_row`."""
     with translated(), connection.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(statement, parameters).fetchall()
@@ -106,3 +109,47 @@ def _name_values(schema: str, function: str, names: tuple[str, ...], values: Seq
         for name, value in zip(names, values, strict=True)
     )
     return sql.SQL("{}({})").format(sql.Identifier(schema, function), given)
+
+
+@cache
+def load(name: str) -> sql.SQL:
+    """Return a statement as a template for `sql.SQL.format`.
+
+    Raises:
+        KeyError: no file has it.
+
+    """
+    return sql.SQL(load_all()[name])
+
+
+@cache
+def in_schema(name: str, schema: str) -> sql.SQL:
+    """Return the statement with `{schema}` filled in; the rest are parameters."""
+    return sql.SQL(load(name).format(schema=sql.Identifier(schema)).as_string(None))
+
+
+@cache
+def load_all() -> dict[str, str]:
+    """Read all statements by their names.
+
+    Raises:
+        ValueError: two have the same name.
+
+    """
+    found: dict[str, str] = {}
+    for file in _files(resources.files("outbox_worker")):
+        _, *parts = _NAME.split(file.read_text())
+        for name, text in zip(parts[::2], parts[1::2], strict=True):
+            if name in found:
+                msg = f"two statements are called {name}; the second one is in {file}: give it another name"
+                raise ValueError(msg)
+            found[name] = text.rstrip("\n")
+    return found
+
+
+def _files(folder: Traversable) -> Iterator[Traversable]:
+    for each in folder.iterdir():
+        if each.is_dir():
+            yield from _files(each)
+        elif each.name.endswith(".sql"):
+            yield each

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
-from outbox_worker.postgres.call import call, fetch_dicts, fetch_one, fetch_row
-from outbox_worker.postgres.queries import in_schema, load
+from outbox_worker.postgres.call import call, fetch_dicts, fetch_one, fetch_row, in_schema, load
 from outbox_worker.postgres.reading.table import OutboxTable
 
 if TYPE_CHECKING:

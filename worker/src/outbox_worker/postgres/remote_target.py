@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.report import Reason
-from outbox_worker.postgres.call import call, call_row, fetch_one, fetch_row
+from outbox_worker.postgres.call import call, call_row, fetch_one, fetch_row, in_schema, load
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.identity import check_identity, fetch_behind
-from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.transactions.transaction import roll_back
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from outbox_sql import runner
 from outbox_sql.adopt import KINDS, list_indexes
 from outbox_sql.guide import build_index, quote
 from outbox_sql.recognise import missing_indexes
-from outbox_worker.postgres.call import fetch_row, fetch_rows
+from outbox_worker.postgres.call import fetch_row, fetch_rows, load
 from outbox_worker.postgres.errors import translate, translated
-from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.table import OutboxTable
 
 if TYPE_CHECKING:
@@ -114,12 +113,12 @@ def check_table(connection: Connection, source: Source) -> None:
             f"there is no table {table.schema}.{table.name}, or this role may not see it",
             reason=Reason.SCHEMA_MISSING,
         )
-    _, kind = fetch_kind(connection, table)
+    _, kind, hidden_from = fetch_table(connection, table)
     if kind not in ("r", "p"):
         _refuse(table, [f"it is {KINDS[kind]}: name the table behind it, and the database that has it"])
     faults = find_faults(table, columns)
     if not faults:
-        faults = _hidden_rows(connection, table)
+        faults = _hidden_rows(table, hidden_from)
         pair = [table.columns.transaction_id, table.columns.position]
         if source.publications and table.columns.publication_id is not None:
             pair.insert(0, table.columns.publication_id)
@@ -159,10 +158,13 @@ def fetch_columns(connection: Connection, table: OutboxTable) -> dict[str, Colum
     return {row[0]: Column(*row) for row in rows}
 
 
-def fetch_kind(connection: Connection, table: OutboxTable) -> tuple[int, str]:
-    """Return the table's oid and its kind as the catalog writes it (`relkind`): `r` a table, `p` a partitioned one."""
-    row = fetch_row(connection, load("fetch_kind"), {"schema": table.schema, "table": table.name})
-    return (row[0], row[1]) if row is not None else (0, "r")
+def fetch_table(connection: Connection, table: OutboxTable) -> tuple[int, str, str | None]:
+    """Return the table's oid, its kind, and this role if row-level security may hide rows from it.
+
+    Kinds are the catalog's (`relkind`): `r` is a table, `p` a partitioned one.
+    """
+    row = fetch_row(connection, load("fetch_table"), {"schema": table.schema, "table": table.name})
+    return (0, "r", None) if row is None else (row[0], row[1], row[2])
 
 
 def find_faults(table: OutboxTable, columns: dict[str, Column]) -> list[str]:
@@ -210,18 +212,17 @@ def _sequence_faults(column: Column | None) -> list[str]:
     return faults
 
 
-def _hidden_rows(connection: Connection, table: OutboxTable) -> list[str]:
-    row = fetch_row(connection, load("fetch_hidden_from"), {"schema": table.schema, "table": table.name})
-    if row is None:
+def _hidden_rows(table: OutboxTable, role: str | None) -> list[str]:
+    if role is None:
         return []
-    role, name = row[0], table.identifier.as_string(None)
+    name = table.identifier.as_string(None)
     fault = "row-level security may hide messages from role {role}, and they would never be read"
     remedies = "CREATE POLICY outbox ON {name} FOR SELECT TO {role} USING (true), or ALTER ROLE {role} BYPASSRLS"
     return [f"{fault}: {remedies}".format(role=role, name=name)]
 
 
 def _missing_indexes(connection: Connection, table: OutboxTable, needed: list[list[str]]) -> list[str]:
-    oid, kind = fetch_kind(connection, table)
+    oid, kind, _ = fetch_table(connection, table)
     with translated():
         missing = missing_indexes(needed, list_indexes(connection, oid))
     note, partitioned = "", kind == "p"

@@ -15,22 +15,17 @@ LEFT JOIN pg_sequence AS s ON s.seqrelid = coalesce(p.refobjid, i.objid)
 WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND c.relkind IN ('r', 'p', 'v', 'f', 'm')
 ORDER BY a.attnum
 
--- name: fetch_hidden_from
--- This role, if row-level security of the table applies to it and its policies may hide rows: any but USING (true).
-SELECT quote_ident(current_user)
-FROM pg_class AS c
-JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND row_security_active(c.oid)
-  AND NOT coalesce((
-      SELECT bool_or(p.polpermissive AND pg_get_expr(p.polqual, p.polrelid) = 'true')
-         AND bool_and(p.polpermissive OR pg_get_expr(p.polqual, p.polrelid) = 'true')
-      FROM pg_policy AS p
-      WHERE p.polrelid = c.oid AND p.polcmd IN ('r', '*')
-        AND EXISTS (SELECT 1 FROM unnest(p.polroles) AS r WHERE r = 0 OR pg_has_role(r, 'USAGE'))), false)
-
--- name: fetch_kind
--- The table's oid, and what it is.
-SELECT c.oid::bigint, c.relkind::text
+-- name: fetch_table
+-- The table's oid, and what it is; and this role, if row-level security of the table applies to it and its policies may hide
+-- rows: any but USING (true).
+SELECT c.oid::bigint, c.relkind::text,
+       CASE WHEN row_security_active(c.oid) AND NOT coalesce((
+           SELECT bool_or(p.polpermissive AND pg_get_expr(p.polqual, p.polrelid) = 'true')
+              AND bool_and(p.polpermissive OR pg_get_expr(p.polqual, p.polrelid) = 'true')
+           FROM pg_policy AS p
+           WHERE p.polrelid = c.oid AND p.polcmd IN ('r', '*')
+             AND EXISTS (SELECT 1 FROM unnest(p.polroles) AS r WHERE r = 0 OR pg_has_role(r, 'USAGE'))), false)
+       THEN quote_ident(current_user) END
 FROM pg_class AS c
 JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)s AND c.relname = %(table)s

@@ -19,7 +19,7 @@ from outbox_core.report import Reason
 from outbox_worker.feeds.partition_reader import reader_of
 from outbox_worker.postgres.admin.preview import count_between
 from outbox_worker.postgres.feeds import holding
-from outbox_worker.postgres.ownership import rebalance
+from outbox_worker.postgres.ownership import partitions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -111,7 +111,7 @@ class CatchUp:
         goals = [
             plan.catch_up.goal for plan in plans if plan.catch_up.ranges and plan.catch_up.goal.snapshot_range is None
         ]
-        return not goals or rebalance.is_settled(self._context.databases.source.connection(), max(goals))
+        return not goals or partitions.is_settled(self._context.databases.source.connection(), max(goals))
 
     def wait_settled(self, plans: Sequence[PartitionPlan]) -> None:
         """Wait a moment for transactions that are open below the goal.

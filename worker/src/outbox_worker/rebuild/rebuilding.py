@@ -32,7 +32,7 @@ from outbox_core.report import Reason, RebuildState, RebuildView
 from outbox_worker.logs import get_logger
 from outbox_worker.postgres.errors import DatabaseError, translate
 from outbox_worker.postgres.key import ProcessorKey
-from outbox_worker.postgres.ownership import rebalance
+from outbox_worker.postgres.ownership import partitions
 from outbox_worker.postgres.progress import rebuilds
 from outbox_worker.postgres.progress.rebuilds import SupersedeAnswer
 from outbox_worker.postgres.transactions.guard import GuardedConnection
@@ -122,7 +122,7 @@ class Rebuilder:
 
     def _look(self, state: ProcessorState) -> outcomes.StepOutcome | None:
         lease, target, key = lease_of(state), self._target, self._context.key
-        noted = rebuilds.note(target, key, self._old.processor_id, epoch=lease.epoch, token=lease.token)
+        noted = rebuilds.note(target, key, lease, self._old.processor_id)
         if self._is_decided(noted):
             return None
         try:
@@ -263,7 +263,7 @@ class Rebuilder:
         return Reached(None if mine is None else StoreRequest(lease, state.stored, mine), count)
 
     def _check_partitioning(self, connection: Connection, count: int) -> None:
-        now = rebalance.fetch(connection, self._context.key)
+        now = partitions.fetch(connection, self._context.key)
         if now is None or now.count != count or now.next_count is not None:
             raise NotNowError("the number of partitions is being changed")
 
@@ -278,13 +278,11 @@ class Rebuilder:
         except DatabaseError as err:
             raise _explain(err) from err
         GuardedConnection(connection, transaction.mark).check_after()
-        if swap.goals and not rebuilds.advance_partitions(
-            connection, key, swap.others, swap.goals, epoch=lease.epoch, token=lease.token
-        ):
+        if swap.goals and not rebuilds.advance_partitions(connection, key, lease, swap.others, swap.goals):
             raise NotNowError("a partition of this processor stored something during the swap")
         answer = rebuilds.supersede(
-            connection, key, self._old.processor_id, swap.coverage,
-            epoch=lease.epoch, token=lease.token, decided_by=str(self._context.config.resource),
+            connection, key, lease, self._old.processor_id, swap.coverage,
+            decided_by=str(self._context.config.resource),
         )  # fmt: skip
         if answer is not SupersedeAnswer.DONE:
             raise NotNowError(_ANSWERS.get(answer, "this processor is not the live owner any more"))

@@ -24,8 +24,8 @@ from outbox_core.ports import SearchTarget
 from outbox_core.processor.isolation import Found, Search
 from outbox_core.report import Reason
 from outbox_worker.handlers.handler import class_names
+from outbox_worker.postgres.call import load
 from outbox_worker.postgres.errors import as_refused_commit, build_error, translate
-from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.transactions.statement import StatementError, parse_batch_statement
 from outbox_worker.targets.batch_relation import build_batch_relation
 

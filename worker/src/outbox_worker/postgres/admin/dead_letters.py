@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from outbox_core.progress.checkpoint import Checkpoint
-from outbox_worker.postgres.call import call, fetch_rows
-from outbox_worker.postgres.queries import in_schema
+from outbox_worker.postgres.call import call, fetch_rows, in_schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,8 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from outbox_core.spec import Source
-from outbox_worker.postgres.call import call, fetch_rows
-from outbox_worker.postgres.queries import in_schema
+from outbox_worker.postgres.call import call, fetch_rows, in_schema
 
 if TYPE_CHECKING:
     from outbox_worker.postgres.connection import Connection

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.report import ResourceRef
-from outbox_worker.postgres.call import fetch_dicts
+from outbox_worker.postgres.call import fetch_dicts, in_schema
 from outbox_worker.postgres.errors import translated
-from outbox_worker.postgres.ownership.rebalance import build_partitioning
+from outbox_worker.postgres.ownership.partitions import build_partitioning
 from outbox_worker.postgres.progress.checkpoints import build_checkpoint, build_pair
-from outbox_worker.postgres.queries import in_schema
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -129,7 +128,7 @@ def list_audit_log(
         AuditEntry(
             before=build_pair(row["from_transaction_id"], row["from_position"]),
             after=build_pair(row["to_transaction_id"], row["to_position"]),
-            **{name: row[name] for name in _AUDIT_FIELDS},
+            **_take(row, *_AUDIT_FIELDS),
         )
         for row in rows
     ]
@@ -154,48 +153,36 @@ def record_audit_entry(
 
 
 def _processor(row: dict[str, Any]) -> ProcessorView:
-    holder = None
-    if row["name"] is not None:
-        holder = ResourceRef(cluster=row["cluster"], namespace=row["namespace"], name=row["name"], uid=row["uid"])
-    partitioning = None
-    if row["partition_count"] is not None:
-        partitioning = build_partitioning(
-            row["partition_count"], row["key"], row["next_count"],
-            row["barrier_transaction_id"], row["barrier_position"],
-            row["barrier_mark"], row["barrier_snapshot"],
-        )  # fmt: skip
-    same = (
-        "processor_id",
-        "partition",
-        "claimed_at",
-        "vacated_at",
-        "epoch",
-        "token",
-        "pod",
-        "expires_at",
-        "live",
-        "stored_at",
-    )
-    stored = ("transaction_id", "position", "cursor_kind", "lower", "upper", "range_position")
-    pair = None if row["position"] is None else build_checkpoint(*(row[name] for name in stored))
+    resource, partitioning, stored = (_take(row, *names) for names in (_RESOURCE, _PARTITIONING, _STORED))
     return ProcessorView(
-        holder=holder,
-        partitioning=partitioning,
-        pair=pair,
-        conflicts=row["conflicts"],
-        open_conflict=row["open_conflict"],
-        **{name: row[name] for name in same},
+        holder=None if resource["name"] is None else ResourceRef(**resource),
+        partitioning=None if partitioning["partition_count"] is None else build_partitioning(*partitioning.values()),
+        pair=None if stored["position"] is None else build_checkpoint(*stored.values()),
+        **row,
     )
+
+
+_RESOURCE = ("cluster", "namespace", "name", "uid")
+_PARTITIONING = (
+    "partition_count", "key", "next_count", "barrier_transaction_id", "barrier_position", "barrier_mark",
+    "barrier_snapshot",
+)  # fmt: skip
+_STORED = ("transaction_id", "position", "cursor_kind", "lower", "upper", "range_position")
+
+
+def _take(row: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Take columns out of a row."""
+    return {name: row.pop(name) for name in names}
 
 
 def _conflict(row: dict[str, Any]) -> ConflictView:
-    same = ("id", "processor_id", "partition", "code", "pod", "needs_person", "resolved_at")
+    same = (
+        "id", "processor_id", "partition", "code", "pod", "needs_person", "resolved_at", "resolution", "decided_by",
+    )  # fmt: skip
     return ConflictView(
         expected=build_pair(row["expected_transaction_id"], row["expected_position"]),
         stored=build_pair(row["stored_transaction_id"], row["stored_position"]),
         new=build_pair(row["new_transaction_id"], row["new_position"]),
         time=row["recorded_at"],
-        resolution=row["resolution"],
-        decided_by=row["decided_by"],
-        **{name: row[name] for name in same},
+        **_take(row, *same),
     )

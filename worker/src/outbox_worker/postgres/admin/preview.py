@@ -14,8 +14,7 @@ from psycopg import sql
 
 from outbox_core.progress.checkpoint import Checkpoint, parse_checkpoint
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, SnapshotRange
-from outbox_worker.postgres.call import fetch_rows
-from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.call import fetch_rows, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,11 +60,14 @@ def count_between(
         first = after.snapshot_range or SnapshotRange()
         snapshot_range = first if first.is_open else SnapshotRange(first.lower, last.end, LOWEST_POSITION)
         after, up_to = Checkpoint(0, 1, snapshot_range), Checkpoint(0, 2, last)
-    statement = load("count_types" if last is None else "count_types_by_position")
+    order = ("o.transaction_id", "o.position") if last is None else ("o.position",)
     while True:
         limit = min(PAGE, cap + 1 - found.total())
         # No parameter: names of types are literals in the relation, and may have a per cent sign.
-        page = statement.format(rows=reader.batch_relation(after, up_to), limit=sql.Literal(limit))
+        page = load("count_types").format(
+            rows=reader.batch_relation(after, up_to), limit=sql.Literal(limit), order=sql.SQL(", ".join(order)),
+            backwards=sql.SQL(", ".join(f"{each} DESC" for each in order)), place=sql.SQL(" || ':' || ".join(order)),
+        )  # fmt: skip
         rows = fetch_rows(connection, page)
         for message_type, count, end in rows:
             found[message_type] += count

@@ -15,9 +15,8 @@ from psycopg import sql
 from outbox_core.progress.coverage import as_snapshot_range, meet
 from outbox_worker.postgres.admin.mappings import list_mappings
 from outbox_worker.postgres.admin.overview import list_processors
-from outbox_worker.postgres.call import fetch_one, fetch_rows
+from outbox_worker.postgres.call import fetch_one, fetch_rows, in_schema, load
 from outbox_worker.postgres.feeds import competing
-from outbox_worker.postgres.queries import in_schema, load
 from outbox_worker.postgres.reading.table import OutboxTable
 from outbox_worker.postgres.remote_target import database_of
 
@@ -95,7 +94,7 @@ def find_readers(connection: Connection, table: OutboxTable) -> list[Reader]:
     found: list[Reader] = []
     for schema in list_schemas(connection):
         queues = competing.list_competing(connection, schema)
-        elsewhere = dict(fetch_rows(connection, in_schema("list_remote_targets", schema)))
+        elsewhere = {name for name, _ in fetch_rows(connection, in_schema("list_remote_targets", schema))}
         for view, source in _list_readers(connection, schema, table):
             name = view.processor_id
             if name in elsewhere or queues.get(name) is not None:

@@ -28,9 +28,8 @@ from typing_extensions import override
 from outbox_core.errors import OutboxError
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Reason
-from outbox_worker.postgres.call import call
-from outbox_worker.postgres.queries import in_schema, load
-from outbox_worker.postgres.reading.writers import describe, list_writers
+from outbox_worker.postgres.call import call, fetch_one, fetch_row, fetch_rows, in_schema, load
+from outbox_worker.postgres.reading.stall import describe, list_writers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,7 +137,7 @@ class _Column:
 def find_outboxes(connection: Connection, schema: str) -> tuple[Outbox, ...]:
     """Return the schema's tables that producers write."""
     name = sql.Identifier(schema).as_string(None)
-    rows = connection.execute(load("repair_list_outboxes"), {"schema": name}).fetchall()
+    rows = fetch_rows(connection, load("repair_list_outboxes"), {"schema": name})
     return tuple(Outbox(schema, table, column) for table, column in rows)
 
 
@@ -153,7 +152,7 @@ class Repairer:
 
     def find_open(self) -> Repair | None:
         """Return the repair that was begun and not finished."""
-        row = self._connection.execute(in_schema("repair_fetch_open", self._schema)).fetchone()
+        row = fetch_row(self._connection, in_schema("repair_fetch_open", self._schema))
         if row is None:
             return None
         tables = tuple(Outbox(*text) for text in row[4])
@@ -199,7 +198,8 @@ class Repairer:
 
     def rewrite(self, repair: Repair, pages: int, watch: Callable[[int, int], None]) -> int:
         """Rewrite the messages, from wherever it was; return how many this call rewrote."""
-        sizes = [self._count_pages(table) for table in repair.tables]
+        pages_of = load("repair_count_pages")
+        sizes = [int(fetch_one(self._connection, pages_of, {"table": str(each)})[0]) for each in repair.tables]
         done = changed = 0
         for table, size in zip(repair.tables, sizes, strict=True):
             for first in range(0, size, pages):
@@ -220,7 +220,7 @@ class Repairer:
             self._refuse_live()
             parameters = {"repair_id": repair.id, "until": repair.until, "now": now, "below": str(repair.below)}
             for table in repair.tables:
-                if self._fetch(load("repair_find_left").format(**_names(table)), parameters)[0]:
+                if fetch_one(self._connection, load("repair_find_left").format(**_names(table)), parameters)[0]:
                     raise RepairError(
                         f"{table} has messages that were restored while the repair ran: run it again when the "
                         "restore is over",
@@ -232,18 +232,15 @@ class Repairer:
                 schema=sql.Identifier(self._schema), checkpoints=self._list_checkpoints()
             )
             self._connection.execute(record, parameters)
-            sealed = self._connection.execute(in_schema("repair_list_sealed", self._schema)).fetchall()
+            sealed = fetch_rows(self._connection, in_schema("repair_list_sealed", self._schema))
             for table_name, columns in groupby(self._columns(repair.tables), lambda each: each.table):
                 self._map(table_name, list(columns), parameters)
             for processor_id, partition in sealed:
                 # A pair's shadow is mapped as the pair is; a range's is made anew, unless it was tampered with.
                 call(
-                    self._connection,
-                    self._schema,
-                    "store_shadow_checkpoint",
-                    processor_id=processor_id,
+                    self._connection, self._schema, "store_shadow_checkpoint", processor_id=processor_id,
                     partition=partition,
-                )
+                )  # fmt: skip
             self._connection.execute(in_schema("repair_finish", self._schema), parameters)
             return moved
 
@@ -253,20 +250,20 @@ class Repairer:
         now = self._assign()
         rows = sql.SQL(" UNION ALL ").join(table.rows for table in self._tables)
         schema = sql.Identifier(self._schema)
-        (below,) = self._fetch(sql.SQL("SELECT pg_snapshot_xmin(pg_current_snapshot())::text"), {})
+        (below,) = fetch_one(self._connection, "SELECT pg_snapshot_xmin(pg_current_snapshot())::text")
         columns = self._columns(self._tables)
         checkpoints = (_named(each, schema) for each in columns if each.table == "processor_checkpoints")
         everything = sql.SQL(" UNION ALL ").join([rows, *checkpoints])
         query = load("repair_find_restore").format(rows=everything, schema=schema)
-        until, needed = self._fetch(query, {"now": now})
+        until, needed = fetch_one(self._connection, query, {"now": now})
         if not needed:
             return Plan(needed=False), None
         parameters: dict[str, Any] = {"now": now, "until": int(until), "below": below}
-        counted = self._connection.execute(load("repair_count_rows").format(rows=rows), parameters).fetchall()
+        counted = fetch_rows(self._connection, load("repair_count_rows").format(rows=rows), parameters)
         groups = {bool(row[0]): Rows(row[1], int(row[2]), int(row[3])) for row in counted}
         parameters["highest"] = groups[False].highest if False in groups else 0
         begun = {"reason": reason, "decided_by": decided_by, "tables": [list(astuple(table)) for table in self._tables]}
-        (number,) = self._fetch(in_schema("repair_begin", self._schema), parameters | begun)
+        (number,) = fetch_one(self._connection, in_schema("repair_begin", self._schema), parameters | begun)
         parameters["repair_id"] = number
         self._connection.execute(
             load("repair_plan").format(schema=schema, found=_found(rows, columns, schema)), parameters
@@ -311,7 +308,7 @@ class Repairer:
         )
 
     def _count_ids(self, number: int) -> tuple[int, int, int]:
-        found = self._fetch(in_schema("repair_count_ids", self._schema), {"repair_id": number})
+        found = fetch_one(self._connection, in_schema("repair_count_ids", self._schema), {"repair_id": number})
         return int(found[0]), int(found[1]), int(found[2])
 
     def _list_checkpoints(self) -> sql.Composed:
@@ -320,7 +317,7 @@ class Repairer:
         )
 
     def _moved(self, parameters: dict[str, Any]) -> tuple[Moved, ...]:
-        found = self._connection.execute(self._list_checkpoints(), parameters).fetchall()
+        found = fetch_rows(self._connection, self._list_checkpoints(), parameters)
         return tuple(
             Moved(row[0], row[1], Checkpoint(int(row[2]), row[3]), Checkpoint(int(row[4]), row[3])) for row in found
         )
@@ -336,11 +333,11 @@ class Repairer:
         parameters = {
             "schema": sql.Identifier(self._schema).as_string(None), "messages": [str(table) for table in tables],
         }  # fmt: skip
-        return self._connection.execute(load(query), parameters).fetchall()
+        return fetch_rows(self._connection, load(query), parameters)
 
     def _lock_leases(self) -> list[str]:
         self._connection.execute("SET LOCAL lock_timeout = '10s'")
-        rows = self._connection.execute(in_schema("repair_lock_leases", self._schema)).fetchall()
+        rows = fetch_rows(self._connection, in_schema("repair_lock_leases", self._schema))
         return [f"pod {pod} of {processor_id} partition {number}" for processor_id, number, pod, live in rows if live]
 
     def _refuse_live(self) -> None:
@@ -350,19 +347,9 @@ class Repairer:
                 reason=Reason.DATABASE_BEHIND,
             )
 
-    def _count_pages(self, table: Outbox) -> int:
-        (pages,) = self._fetch(load("repair_count_pages"), {"table": str(table)})
-        return int(pages)
-
     def _assign(self) -> int:
         """Take the transaction's id, before anything asks for the age of another: ages count from it."""
-        return int(self._fetch(sql.SQL("SELECT pg_current_xact_id()::text"), {})[0])
-
-    def _fetch(self, statement: sql.SQL | sql.Composed, parameters: dict[str, Any]) -> tuple[Any, ...]:
-        row = self._connection.execute(statement, parameters).fetchone()
-        if row is None:
-            raise RepairError("the server answered with no row", reason=Reason.INTERNAL_ERROR)
-        return tuple(row)
+        return int(fetch_one(self._connection, "SELECT pg_current_xact_id()::text")[0])
 
 
 def _item(row: str, name: str, *, snapshot: bool = False) -> sql.Composed:

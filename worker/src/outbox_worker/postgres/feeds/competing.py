@@ -24,14 +24,14 @@ from outbox_core.progress.snapshot import Snapshot
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import Lag, Reason, Unfinished
 from outbox_sql.guide import quote
-from outbox_worker.postgres.call import call, call_row, fetch_one, fetch_row, fetch_rows
+from outbox_worker.postgres.call import call, call_row, fetch_one, fetch_row, fetch_rows, in_schema, load
 from outbox_worker.postgres.errors import translate
 from outbox_worker.postgres.feeds.next_messages import NextMessages, dispatch_positions_of
 from outbox_worker.postgres.identity import crashed
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership.leases import end_stuck_attempts
-from outbox_worker.postgres.progress.checkpoints import pair_parameters, start_pair
-from outbox_worker.postgres.queries import in_schema, load
+from outbox_worker.postgres.progress.checkpoints import pair_parameters
+from outbox_worker.postgres.progress.starts import start_pair
 from outbox_worker.postgres.reading.dispatch_reader import DispatchReader
 from outbox_worker.postgres.reading.messages import LAG_CAP
 from outbox_worker.postgres.reading.read_range import ReadRange
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from outbox_core.processor.claimed_batch import Refusal
     from outbox_core.spec import Competing, Source, StartFrom
     from outbox_worker.postgres.admin.overview import ProcessorView
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.feeds.next_messages import Found
     from outbox_worker.postgres.ownership.leases import Stuck
     from outbox_worker.postgres.reading.payloads import PayloadBound
@@ -64,7 +65,7 @@ class Consumer:
     lease: timedelta
 
 
-def ensure_queue(connection: psycopg.Connection[Any], schema: str, queue: str, *, create: bool) -> None:
+def ensure_queue(connection: Connection, schema: str, queue: str, *, create: bool) -> None:
     """See to it that the queue's table is there.
 
     Raises:
@@ -82,14 +83,14 @@ def ensure_queue(connection: psycopg.Connection[Any], schema: str, queue: str, *
     call(connection, schema, "create_queue", queue=queue)
 
 
-def is_begun(connection: psycopg.Connection[Any], key: ProcessorKey) -> bool:
+def is_begun(connection: Connection, key: ProcessorKey) -> bool:
     """Say whether the processor's messages are handed out to consumers."""
     names = {"processor_id": key.processor_id}
     return fetch_row(connection, in_schema("fetch_competing", key.schema), names) is not None
 
 
 def join(
-    connection: psycopg.Connection[Any],
+    connection: Connection,
     key: ProcessorKey,
     consumer: Consumer,
     source: Source,
@@ -161,9 +162,7 @@ class BatchTaker:
             delayed = load("first_delayed").format(table=self.reader.table.identifier)
         self._next_due_statement = load("fetch_next_due").format(**named, delayed=delayed)
 
-    def take_left(
-        self, connection: psycopg.Connection[Any], turn: Turn, limit: int | None = None
-    ) -> ClaimedBatch | None:
+    def take_left(self, connection: Connection, turn: Turn, limit: int | None = None) -> ClaimedBatch | None:
         """Take what is there already: a batch handed back or lapsed, or at most `limit` messages that are due.
 
         Turn.AGAIN: of messages that failed before; those of a queue are handed out with its others, once promoted.
@@ -177,11 +176,11 @@ class BatchTaker:
         )
         return None if row is None else _claimed(row, again=again)
 
-    def promote_failed(self, connection: psycopg.Connection[Any], limit: int) -> int:
+    def promote_failed(self, connection: Connection, limit: int) -> int:
         """Let at most `limit` messages of the queue that failed before be handed out again; return how many."""
         return self._promote(connection, limit, failed=True)
 
-    def _promote(self, connection: psycopg.Connection[Any], limit: int, *, failed: bool) -> int:
+    def _promote(self, connection: Connection, limit: int, *, failed: bool) -> int:
         promoted: int = call(
             connection, self._key.schema, "promote_waiting", queue=self._competing.queue, limit=limit, failed=failed
         )
@@ -190,7 +189,7 @@ class BatchTaker:
     def _most(self, limit: int | None) -> int:
         return self._limit if limit is None else min(limit, self._limit)
 
-    def claim_next(self, connection: psycopg.Connection[Any], limit: int | None = None) -> ClaimedBatch | NothingTaken:
+    def claim_next(self, connection: Connection, limit: int | None = None) -> ClaimedBatch | NothingTaken:
         """Take the next batch from the dispatch position, under its lock.
 
         At most `limit` messages, or as the resource says.
@@ -209,17 +208,17 @@ class BatchTaker:
         finally:
             roll_back(connection)
 
-    def is_any_left(self, connection: psycopg.Connection[Any]) -> bool:
+    def is_any_left(self, connection: Connection) -> bool:
         """Say whether `claim_next` may find something, or why not. It takes no lock: one is written to the log."""
         rows = fetch_rows(connection, in_schema("fetch_dispatch_positions", self._key.schema), self._names)
         return not rows or self._next.find(connection, *dispatch_positions_of(rows), self._limit) is not None
 
-    def find_next_due(self, connection: psycopg.Connection[Any]) -> float:
+    def find_next_due(self, connection: Connection) -> float:
         """Return the seconds until what waits may be handled, if nothing is written meanwhile; inf: nothing waits."""
         (seconds,) = fetch_one(connection, self._next_due_statement)
         return inf if seconds is None else float(seconds)
 
-    def _claim(self, connection: psycopg.Connection[Any], found: Found) -> ClaimedBatch | NothingTaken:
+    def _claim(self, connection: Connection, found: Found) -> ClaimedBatch | NothingTaken:
         place, wanted, examined = found.dispatch_position, found.wanted, found.examined
         self._next.note_handed_out(found)
         values = self._names | pair_parameters(after=place.after, upto=examined.upto) | {
@@ -242,15 +241,13 @@ class BatchTaker:
             excluded=examined.delayed,
         )  # fmt: skip
 
-    def complete(
-        self, connection: psycopg.Connection[Any], claimed: ClaimedBatch, upto: Checkpoint, messages: int
-    ) -> bool:
+    def complete(self, connection: Connection, claimed: ClaimedBatch, upto: Checkpoint, messages: int) -> bool:
         """Say that so many messages are done, in the connection's open transaction or by itself; false: it is lost."""
         return self._settle(connection, "complete_batch", claimed, upto, messages)
 
     def defer(
         self,
-        connection: psycopg.Connection[Any],
+        connection: Connection,
         claimed: ClaimedBatch,
         upto: Checkpoint,
         messages: int,
@@ -261,7 +258,7 @@ class BatchTaker:
         return self._settle(connection, "defer_messages", claimed, upto, messages, failed=rows)
 
     def _settle(
-        self, connection: psycopg.Connection[Any], statement: str, claimed: ClaimedBatch, upto: Checkpoint,
+        self, connection: Connection, statement: str, claimed: ClaimedBatch, upto: Checkpoint,
         messages: int, **more: str,
     ) -> bool:  # fmt: skip
         """Say whether the batch was still this consumer's.
@@ -278,7 +275,7 @@ class BatchTaker:
             raise crashed()
         return bool(settled)
 
-    def renew(self, connection: psycopg.Connection[Any], claimed: ClaimedBatch) -> int:
+    def renew(self, connection: Connection, claimed: ClaimedBatch) -> int:
         """Heartbeat: whether this attempt of the batch is still this consumer's, 1 or 0."""
         renewed: int = call(
             connection, self._key.schema, "renew_batches", processor_id=self._key.processor_id,
@@ -286,7 +283,7 @@ class BatchTaker:
         )  # fmt: skip
         return renewed
 
-    def end_stuck_attempts(self, connection: psycopg.Connection[Any], claimed: ClaimedBatch) -> Stuck:
+    def end_stuck_attempts(self, connection: Connection, claimed: ClaimedBatch) -> Stuck:
         """End what former attempts of the batch left open while the server waits for their process.
 
         Only before a transaction of this attempt is begun: its session would be taken for one of theirs.
@@ -295,7 +292,7 @@ class BatchTaker:
             connection, self._key, batch=claimed.id, owner=self._consumer.owner, attempt=claimed.attempt
         )
 
-    def hand_back(self, connection: psycopg.Connection[Any]) -> int:
+    def hand_back(self, connection: Connection) -> int:
         """Give everything back that is in this consumer's name."""
         returned: int = call(
             connection, self._key.schema, "hand_back_batches", processor_id=self._key.processor_id,
@@ -304,12 +301,12 @@ class BatchTaker:
         return returned
 
 
-def advance_checkpoint(connection: psycopg.Connection[Any], key: ProcessorKey) -> None:
+def advance_checkpoint(connection: Connection, key: ProcessorKey) -> None:
     """Store how far everything is done."""
     call(connection, key.schema, "advance_competing_checkpoint", processor_id=key.processor_id)
 
 
-def empty_tables(connection: psycopg.Connection[Any], key: ProcessorKey, competing: Competing) -> list[str]:
+def empty_tables(connection: Connection, key: ProcessorKey, competing: Competing) -> list[str]:
     """Empty tables that hold only dead rows; return their names. In no transaction: until its end they are locked."""
     parameters = {
         "processor_id": key.processor_id, "keep": competing.keep_done, "segment_bytes": SEGMENT_BYTES,
@@ -318,7 +315,7 @@ def empty_tables(connection: psycopg.Connection[Any], key: ProcessorKey, competi
     return list(emptied)
 
 
-def count_unfinished(connection: psycopg.Connection[Any], key: ProcessorKey, cap: int = LAG_CAP) -> Unfinished:
+def count_unfinished(connection: Connection, key: ProcessorKey, cap: int = LAG_CAP) -> Unfinished:
     """Count what is handed out and not done; of messages that wait for another attempt at most `cap`."""
     parameters = {"processor_id": key.processor_id, "cap": cap}
     row = fetch_one(connection, in_schema("count_unfinished", key.schema), parameters)
@@ -326,7 +323,7 @@ def count_unfinished(connection: psycopg.Connection[Any], key: ProcessorKey, cap
     return Unfinished(**dict(zip(names, row, strict=True)))
 
 
-def with_consumers(connection: psycopg.Connection[Any], schema: str, view: ProcessorView) -> ProcessorView:
+def with_consumers(connection: Connection, schema: str, view: ProcessorView) -> ProcessorView:
     """Say of a processor in mode Competing how many consumers are at work: it has no lease.
 
     One that has just begun has a batch before its first heartbeat makes it a member.
@@ -336,14 +333,12 @@ def with_consumers(connection: psycopg.Connection[Any], schema: str, view: Proce
     return replace(view, live=count > 0, pod=f"{count} consumer{'' if count == 1 else 's'}")
 
 
-def list_competing(connection: psycopg.Connection[Any], schema: str) -> dict[str, str | None]:
+def list_competing(connection: Connection, schema: str) -> dict[str, str | None]:
     """Return the queue of each processor in mode Competing, None: the outbox."""
     return dict(fetch_rows(connection, in_schema("list_competing", schema)))
 
 
-def measure_lag(
-    connection: psycopg.Connection[Any], key: ProcessorKey, reader: DispatchReader, cap: int = LAG_CAP
-) -> Lag:
+def measure_lag(connection: Connection, key: ProcessorKey, reader: DispatchReader, cap: int = LAG_CAP) -> Lag:
     """Count what is not done: waiting, to be tried again (of each of the two at most about `cap`), or handed out."""
     rows = fetch_rows(connection, in_schema("fetch_dispatch_positions", key.schema), {"processor_id": key.processor_id})
     dispatch_positions, now = dispatch_positions_of(rows)

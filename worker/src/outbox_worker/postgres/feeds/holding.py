@@ -2,23 +2,25 @@
 
 All of it is decided in SQL, under the partition's lease. Nothing here is called for a batch while nothing is held,
 delayed or failing. Statements over a range of the outbox get the reader's relation, so payloads stay in the database.
+A message at which its processor stands is given up by a person (`outbox`), and found by the worker.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
 from outbox_core.message import Batch, Delayed, Held, Message
 from outbox_core.part import Places
 from outbox_core.processor.outcomes import Review
-from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.progress.checkpoint import Checkpoint, parse_checkpoint
 from outbox_core.report import BlockedKey, FailureSummary
-from outbox_worker.postgres.call import call, call_row, fetch_one, fetch_row, fetch_rows
-from outbox_worker.postgres.queries import in_schema, load
+from outbox_worker.postgres.call import call, call_row, fetch_one, fetch_row, fetch_rows, in_schema, load
+from outbox_worker.postgres.errors import translated
+from outbox_worker.postgres.progress.checkpoints import pair_parameters
 from outbox_worker.postgres.reading.payloads import shipped_columns
 from outbox_worker.postgres.reading.read_range import pair_literals
 from outbox_worker.postgres.reading.table import within_python
@@ -51,6 +53,16 @@ class Taken:
     blocking: bool
     held: tuple[Held, ...] = ()
     messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessage:
+    """A message at which a processor stands, as a person knows it."""
+
+    place: Checkpoint
+    message_id: str
+    message_type: str | None
+    key: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +178,7 @@ def take_due(
 
 def _take_due(connection: Connection, key: ProcessorKey, lease: HeldLease, limit: int, small: int | None) -> Taken:
     payload = small is not None
-    parameters = _leased(key, lease) | {"limit": limit, "payload": payload}
+    parameters = key.leased(lease) | {"limit": limit, "payload": payload}
     statement = load("take_due_messages").format(
         schema=sql.Identifier(key.schema), scheduled=within_python(sql.Identifier("scheduled")),
         payload=shipped_columns("due", small),
@@ -184,7 +196,7 @@ def settle(connection: Connection, key: ProcessorKey, lease: HeldLease, held: It
     """Say, in the transaction of the effects, that these are handled; return how many were held, -1: not the owner."""
     pairs = [each.checkpoint for each in held]
     settled: int = call(
-        connection, key.schema, "settle_held_messages", **_leased(key, lease),
+        connection, key.schema, "settle_held_messages", **key.leased(lease),
         transaction_ids=[str(pair.transaction_id) for pair in pairs], positions=[pair.position for pair in pairs],
     )  # fmt: skip
     return settled
@@ -192,7 +204,7 @@ def settle(connection: Connection, key: ProcessorKey, lease: HeldLease, held: It
 
 def fail(connection: Connection, key: ProcessorKey, lease: HeldLease, failed: Sequence[Failure]) -> int:
     """Write down what becomes of held messages that failed again; return how many are still held, -1: not the owner."""
-    held: int = call(connection, key.schema, "fail_held_messages", **_leased(key, lease), decisions=_decisions(failed))
+    held: int = call(connection, key.schema, "fail_held_messages", **key.leased(lease), decisions=_decisions(failed))
     return held
 
 
@@ -201,7 +213,7 @@ def review(
 ) -> Review | None:
     """Look at what former owners left, and let what was given up be tried again; None: not the owner."""
     owned, any_held, blocking, *counts = call_row(
-        connection, key.schema, "review_partition", **_leased(key, lease), generation=generation, forgive=forgive
+        connection, key.schema, "review_partition", **key.leased(lease), generation=generation, forgive=forgive
     )
     return Review(any_held, blocking, *(count or 0 for count in counts)) if owned else None
 
@@ -210,6 +222,25 @@ def find_last(connection: Connection, rows: sql.Composable) -> Checkpoint | None
     """Return the place of a range's last message: its own, which no snapshot range or counter changes."""
     row = fetch_row(connection, load("find_last").format(rows=rows))
     return None if row is None else Checkpoint(int(row[0]), row[1])
+
+
+def find_message(connection: Connection, rows: sql.Composable) -> FoundMessage | None:
+    """Return the first message of a range; None: its row is gone."""
+    row = fetch_row(connection, load("name_message").format(rows=rows))
+    return None if row is None else FoundMessage(Checkpoint(int(row[0]), row[1]), *row[2:])
+
+
+def give_up(connection: Connection, key: ProcessorKey, place: Checkpoint, *, reason: str, decided_by: str) -> None:
+    """Write down that the processor goes on without the message at this place, should it stand there."""
+    parameters = key.names | pair_parameters(at=place) | {"reason": reason, "decided_by": decided_by}
+    with translated():
+        connection.execute(in_schema("record_giving_up", key.schema), parameters)
+
+
+def is_given_up(connection: Connection, key: ProcessorKey, place: str) -> bool:
+    """Say whether a person gave the message at this place up, since the processor was last rewound."""
+    parameters = key.names | pair_parameters(at=parse_checkpoint(place))
+    return bool(fetch_one(connection, in_schema("find_giving_up", key.schema), parameters)[0])
 
 
 def mark_in_flight(
@@ -226,7 +257,7 @@ def mark_in_flight(
     Returns how many processes that one killed when it was tried alone, -1: not the owner.
     """
     killed: int = call(
-        connection, key.schema, "begin_in_flight", **_leased(key, lease), transaction_id=str(pair.transaction_id),
+        connection, key.schema, "begin_in_flight", **key.leased(lease), transaction_id=str(pair.transaction_id),
         position=pair.position, in_flight=in_flight, generation=generation,
     )  # fmt: skip
     return killed
@@ -234,7 +265,7 @@ def mark_in_flight(
 
 def clear_in_flight(connection: Connection, key: ProcessorKey, lease: HeldLease) -> None:
     """Write down that the attempt was answered, with or without success: this process did not die of it."""
-    call(connection, key.schema, "end_in_flight", **_leased(key, lease))
+    call(connection, key.schema, "end_in_flight", **key.leased(lease))
 
 
 def held_relation(key: ProcessorKey, ids: sql.Composable, positions: sql.Composable) -> sql.Composed:
@@ -281,10 +312,6 @@ def _decisions(failed: Iterable[Failure]) -> str:
             for each in failed
         ]
     )  # fmt: skip
-
-
-def _leased(key: ProcessorKey, lease: HeldLease) -> dict[str, Any]:
-    return key.names | {"epoch": lease.epoch, "owner_token": lease.token}
 
 
 def _identified(key: ProcessorKey) -> dict[str, sql.Composable]:

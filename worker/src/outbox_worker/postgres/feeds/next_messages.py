@@ -11,7 +11,7 @@ from outbox_core.processor.competing import choose_priority
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.progress.snapshot_range import NOTHING, SnapshotRange
-from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.call import load
 from outbox_worker.postgres.reading.dispatch_reader import Examined
 from outbox_worker.postgres.reading.messages import WINDOW
 from outbox_worker.postgres.reading.range_scan import LIVE

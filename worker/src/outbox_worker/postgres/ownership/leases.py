@@ -6,22 +6,28 @@ meant for a connection in autocommit or a transaction of its own, never for the 
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from psycopg import sql
 
 from outbox_core.report import ResourceRef
 from outbox_sql.guide import quote
-from outbox_worker.postgres.call import call, call_row, fetch_one, fetch_row
+from outbox_worker.postgres.call import call, call_row, compose_call, fetch_one, fetch_row, in_schema, load
 from outbox_worker.postgres.errors import translated
-from outbox_worker.postgres.queries import in_schema, load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime, timedelta
     from uuid import UUID
 
+    from outbox_core.processor.outcomes import HeldLease
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
+
+FRESH: Final = 0.05
+"""Seconds for which an answer about a lease counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,22 +139,26 @@ def acquire_lease(
     return LeaseAnswer(*row)
 
 
-def renew_lease(connection: Connection, key: ProcessorKey, *, epoch: int, token: UUID, lease: timedelta) -> bool:
+def renew_lease(connection: Connection, key: ProcessorKey, held: HeldLease, lease: timedelta) -> bool:
     """Extend the lease. False: it lapsed or is another's; it never comes back."""
-    return call(connection, key.schema, "renew_lease", **key.names, epoch=epoch, token=token, lease=lease) is True
+    return call(connection, key.schema, "renew_lease", **key.names, **_compared(held), lease=lease) is True
 
 
-def keep_lease(connection: Connection, key: ProcessorKey, *, epoch: int, token: UUID, lease: timedelta) -> bool:
+def keep_lease(connection: Connection, key: ProcessorKey, held: HeldLease, lease: timedelta) -> bool:
     """Say whether the lease is ours, with four fifths of its time or more. False: it never comes back under this epoch.
 
     Written only where it has less, so that it can be asked before each batch.
     """
-    return call(connection, key.schema, "keep_lease", **key.names, epoch=epoch, token=token, lease=lease) is True
+    return call(connection, key.schema, "keep_lease", **key.names, **_compared(held), lease=lease) is True
 
 
-def release_lease(connection: Connection, key: ProcessorKey, *, epoch: int, token: UUID) -> bool:
+def release_lease(connection: Connection, key: ProcessorKey, held: HeldLease) -> bool:
     """Let a standby in at once. False: it was not ours any more."""
-    return call(connection, key.schema, "release_lease", **key.names, epoch=epoch, token=token) is True
+    return call(connection, key.schema, "release_lease", **key.names, **_compared(held)) is True
+
+
+def _compared(held: HeldLease) -> dict[str, Any]:
+    return {"epoch": held.epoch, "token": held.token}
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,3 +224,43 @@ def limit_transaction(connection: Connection, lease: timedelta) -> None:
     limit = f"{max(1, round(lease.total_seconds() * 800))}ms"
     with translated():
         connection.execute(load("limit_transaction"), {"limit": limit})
+
+
+class LeaseLook:
+    """Asks whether the lease of one unit is ours in the round trip that reads a batch, instead of in one of its own.
+
+    What is handed over cannot be recalled, so the answer counts for a moment only, from before the question was sent: a
+    process that was frozen meanwhile, or a read that took long, has to ask again.
+    """
+
+    def __init__(self, key: ProcessorKey, lease: timedelta) -> None:
+        """Ask about nothing yet; `lease` is how long a lease lasts."""
+        self._key = key
+        self._seconds = lease
+        self._lease: HeldLease | None = None
+        self._statement: sql.Composable = sql.SQL("SELECT NULL")
+        self._fresh_until = 0.0
+
+    def ask(self, lease: HeldLease) -> None:
+        """Ask about this lease from now on."""
+        self._fresh_until = 0.0
+        if lease != self._lease:
+            key, self._lease = self._key, lease
+            self._statement = compose_call(
+                key.schema, "keep_lease", **key.names, **_compared(lease), lease=self._seconds
+            )
+
+    def is_fresh(self, lease: HeldLease) -> bool:
+        """Say whether the database just said that this lease is ours, with four fifths of its time or more."""
+        return self._lease == lease and time.monotonic() < self._fresh_until
+
+    def read(self, connection: Connection, statement: sql.Composable) -> list[tuple[Any, ...]]:
+        """Return the rows of a statement that has no parameters, and take what is said of the lease after it."""
+        asked = time.monotonic()
+        with translated():
+            cursor = connection.execute(sql.SQL("{}; {}").format(statement, self._statement))
+            rows: list[tuple[Any, ...]] = cursor.fetchall()
+            kept = cursor.fetchone() if cursor.nextset() else None
+        if kept is not None and kept[0] is True:
+            self._fresh_until = asked + FRESH
+        return rows

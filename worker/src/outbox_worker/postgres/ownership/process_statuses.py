@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from outbox_core.processor.failing import storable_text
-from outbox_worker.postgres.call import call, fetch_rows
-from outbox_worker.postgres.queries import in_schema
+from outbox_worker.postgres.call import call, fetch_rows, in_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,12 +1,8 @@
-"""The stored checkpoint: read it, store the next one, find where a new processor starts, settle an unanswered COMMIT.
+"""The stored checkpoint: read it, store the first one and the next one, settle an unanswered COMMIT.
 
 The contract itself is SQL (`store_processor_checkpoint`), because other programs call it too. Its
 functions keep a shadow checkpoint beside it, so that a worker that loads a row sees that it was edited by hand
 (`find_tampering`), although the audit log has no such decision.
-
-A start is computed once and stored before anything is read. Every start but the beginning is cut at the high-water
-mark: what is in flight has a transaction id at or above it, so a start pair just below the high-water mark loses
-nothing; the highest committed row would (a known fault of other implementations).
 """
 
 from __future__ import annotations
@@ -15,25 +11,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outbox_core.errors import ConfigurationError, OutboxError
-from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint, StoreAnswer
+from outbox_core.progress.checkpoint import MAX_POSITION, Checkpoint, StoreAnswer
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import Reason
-from outbox_core.spec import DEFAULT_CURSOR, Cursor, StartType
-from outbox_worker.postgres.call import call, call_row, call_rows, compose_call, fetch_one, fetch_row
-from outbox_worker.postgres.queries import in_schema
-from outbox_worker.postgres.queries import load as load_query
-from outbox_worker.postgres.reading import range_reader
-from outbox_worker.postgres.reading.table import OutboxTable
-from outbox_worker.postgres.schema import check_position_index
+from outbox_core.spec import Cursor
+from outbox_worker.postgres.call import call_row, call_rows, compose_call, fetch_one, fetch_rows, in_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import datetime
-    from uuid import UUID
 
     from psycopg import sql
 
-    from outbox_core.spec import Source, StartFrom
+    from outbox_core.processor.outcomes import HeldLease
+    from outbox_core.spec import Source
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
@@ -96,11 +87,14 @@ class TamperedError(OutboxError):
 
 def load(connection: Connection, key: ProcessorKey) -> StoredCheckpoint | None:
     """Read the stored pair; None where the processor never stored one."""
-    row = fetch_row(connection, in_schema("fetch_checkpoint", key.schema), key.names)
-    if row is None:
-        return None
-    transaction_id, position, stored_at, *snapshot_range = row
-    return StoredCheckpoint(build_checkpoint(transaction_id, position, *snapshot_range), stored_at)
+    return load_all(connection, key, key.partition).get(key.partition)
+
+
+def load_all(connection: Connection, key: ProcessorKey, partition: int | None = None) -> dict[int, StoredCheckpoint]:
+    """Read the stored pairs by partition, all of the processor or one."""
+    parameters = key.names | {"partition": partition}
+    rows = fetch_rows(connection, in_schema("fetch_checkpoints", key.schema), parameters)
+    return {number: StoredCheckpoint(build_checkpoint(*row), stored_at) for number, stored_at, *row in rows}
 
 
 def load_untampered(connection: Connection, key: ProcessorKey) -> StoredCheckpoint | None:
@@ -127,11 +121,10 @@ def fetch_last_move(connection: Connection, key: ProcessorKey) -> int:
 def store(
     connection: Connection,
     key: ProcessorKey,
+    lease: HeldLease | None,
     *,
     new: Checkpoint,
     expected: Checkpoint | None,
-    epoch: int | None,
-    token: UUID | None,
 ) -> StoreAnswer:
     """Store `new` in the connection's open transaction; roll back on every answer but STORED.
 
@@ -140,35 +133,25 @@ def store(
         TransientError: not in READ COMMITTED, and another transaction stored since the snapshot.
 
     """
-    if new.snapshot_range is None:
-        answer = call(
-            connection, key.schema, "store_processor_checkpoint", **key.names,
-            **pair_parameters(new=new, expected=expected), epoch=epoch, owner_token=token,
-        )  # fmt: skip
-    else:
-        answer = call(
-            connection, key.schema, "store_processor_range", **key.names, **range_parameters("new", new),
-            **range_parameters("expected", expected), epoch=epoch, owner_token=token,
-        )  # fmt: skip
-    return StoreAnswer(answer)
+    return StoreAnswer(fetch_one(connection, compose_store(key, lease, new=new, expected=expected))[0])
 
 
 def compose_store(
-    key: ProcessorKey, *, new: Checkpoint, expected: Checkpoint | None, epoch: int, token: UUID
+    key: ProcessorKey, lease: HeldLease | None, *, new: Checkpoint, expected: Checkpoint | None
 ) -> sql.Composed:
-    """Return the same call, for a statement among others that are sent at once."""
+    """Return the statement of `store`, to be one among others that are sent at once."""
     if new.snapshot_range is None:
         return compose_call(
-            key.schema, "store_processor_checkpoint", **key.names, **pair_parameters(new=new, expected=expected),
-            epoch=epoch, owner_token=token,
+            key.schema, "store_processor_checkpoint", **key.leased(lease),
+            **pair_parameters(new=new, expected=expected),
         )  # fmt: skip
     return compose_call(
-        key.schema, "store_processor_range", **key.names, **range_parameters("new", new),
-        **range_parameters("expected", expected), epoch=epoch, owner_token=token,
+        key.schema, "store_processor_range", **key.leased(lease), **range_parameters("new", new),
+        **range_parameters("expected", expected),
     )  # fmt: skip
 
 
-def settle(connection: Connection, key: ProcessorKey, *, epoch: int, token: UUID) -> Settled:
+def settle(connection: Connection, key: ProcessorKey, lease: HeldLease) -> Settled:
     """Find out what is stored after a COMMIT without an answer; call it before anything else, on a new connection.
 
     Waits up to 2 s for the old transaction to end. The new pair: it was committed; the expected one: it was not.
@@ -177,60 +160,10 @@ def settle(connection: Connection, key: ProcessorKey, *, epoch: int, token: UUID
         TransientError: the old transaction is not over yet, ask again.
 
     """
-    owned, transaction_id, _ = call_row(
-        connection, key.schema, "settle_processor_checkpoint", **key.names, epoch=epoch, owner_token=token
-    )
+    owned, transaction_id, _ = call_row(connection, key.schema, "settle_processor_checkpoint", **key.leased(lease))
     # Only the owner, which is asking, could store another one between the two.
     stored = None if transaction_id is None else load(connection, key)
     return Settled(owned, None if stored is None else stored.pair)
-
-
-def start_pair(connection: Connection, source: Source, start_from: StartFrom) -> Checkpoint:
-    """Compute the pair to start from.
-
-    A position means the first row, in reading order, whose position is at least it; a timestamp the first row stored
-    at or after it. Earlier rows may come, none is missed. Scans the outbox once where no index helps.
-
-    Raises:
-        ConfigurationError: a timestamp without a column that says when messages were stored.
-
-    """
-    table = OutboxTable.of(source)
-    match start_from.type:
-        case StartType.BEGINNING:
-            return BEGINNING
-        case StartType.END:
-            return fetch_high_water_mark(connection)
-        case StartType.POSITION:
-            return _before_first(connection, table, "fetch_first_position", {"position": start_from.position})
-        case StartType.TIMESTAMP:
-            if table.columns.scheduled is None:
-                raise ConfigurationError(
-                    "startFrom.timestamp needs source.table.columns.scheduled: the column that says when a message "
-                    "was stored; name it, or start from a position"
-                )
-            return _before_first(connection, table, "fetch_first_scheduled", {"timestamp": start_from.timestamp})
-        case StartType.PROCESSOR:
-            # Another processor's checkpoint need not be where the messages are: outbox_worker.postgres.progress.starts.
-            raise ConfigurationError("startFrom.processorId is no place in the outbox")
-
-
-def compute_start(
-    connection: Connection, source: Source, start_from: StartFrom, *, remote_target: bool = False
-) -> Checkpoint:
-    """Compute the first checkpoint of a new processor, of the kind that the source asks for.
-
-    `remote_target`: it will be stored in another database than the messages'.
-
-    Raises:
-        ConfigurationError: a timestamp without a column that says when messages were stored; no index on the
-            position, or a hot standby, where the cursor would be Snapshot.
-
-    """
-    if (source.cursor or DEFAULT_CURSOR) is Cursor.SNAPSHOT:
-        check_position_index(connection, source)
-        return Checkpoint(0, 1, range_reader.find_start(connection, source, start_from, remote_target=remote_target))
-    return start_pair(connection, source, start_from)
 
 
 def check_kind(key: ProcessorKey, source: Source, stored: Checkpoint) -> None:
@@ -251,15 +184,9 @@ def check_kind(key: ProcessorKey, source: Source, stored: Checkpoint) -> None:
 
 
 def ensure_start(
-    connection: Connection,
-    key: ProcessorKey,
-    source: Source,
-    find: Callable[[], Checkpoint],
-    *,
-    epoch: int,
-    token: UUID,
+    connection: Connection, key: ProcessorKey, lease: HeldLease, source: Source, find: Callable[[], Checkpoint]
 ) -> Start | None:
-    """Load the checkpoint, or find and store the first one under our epoch, all in the connection's transaction.
+    """Load the checkpoint, or find and store the first one under our lease, all in the connection's transaction.
 
     None: we are not the owner (any more): roll back. Commit otherwise, before reading.
 
@@ -272,7 +199,7 @@ def ensure_start(
         check_kind(key, source, stored.pair)
         return Start(stored.pair, start_from_used=False)
     pair = find()
-    answer = store(connection, key, new=pair, expected=None, epoch=epoch, token=token)
+    answer = store(connection, key, lease, new=pair, expected=None)
     if answer is StoreAnswer.STORED:
         return Start(pair, start_from_used=True)
     stored = None if answer is StoreAnswer.NOT_OWNER else load_untampered(connection, key)
@@ -281,18 +208,8 @@ def ensure_start(
 
 def fetch_high_water_mark(connection: Connection) -> Checkpoint:
     """Return the last pair that any settled transaction can have."""
-    (high_water_mark,) = fetch_one(connection, load_query("fetch_bound"))
+    (high_water_mark,) = fetch_one(connection, "SELECT pg_snapshot_xmin(pg_current_snapshot())::text")
     return Checkpoint(int(high_water_mark) - 1, MAX_POSITION)
-
-
-def _before_first(connection: Connection, table: OutboxTable, query: str, parameters: dict[str, Any]) -> Checkpoint:
-    # The high-water mark first: read after the row, it could have moved past a transaction that the row's query did not
-    # see.
-    high_water_mark = fetch_high_water_mark(connection)
-    row = fetch_row(connection, load_query(query).format(**table.names), parameters)
-    if row is None:
-        return high_water_mark
-    return min(high_water_mark, Checkpoint(int(row[0]), row[1] - 1))
 
 
 def build_checkpoint(

@@ -1,9 +1,10 @@
--- name: fetch_checkpoint
--- The stored pair.
-SELECT last_processed_transaction_id::text AS t, last_processed_position, stored_at,
-       cursor_kind, lower_snapshot::text, upper_snapshot::text, range_position
-FROM {schema}.processor_checkpoints
-WHERE processor_id = %(processor_id)s AND partition = %(partition)s
+-- name: fetch_checkpoints
+-- The stored pairs of a processor, of all partitions or of one.
+SELECT c.partition, c.stored_at, c.last_processed_transaction_id::text AS t, c.last_processed_position,
+       c.cursor_kind, c.lower_snapshot::text, c.upper_snapshot::text, c.range_position
+FROM {schema}.processor_checkpoints AS c
+WHERE c.processor_id = %(processor_id)s AND (%(partition)s::int IS NULL OR c.partition = %(partition)s)
+ORDER BY c.partition
 
 -- name: fetch_last_move
 -- By such an act messages are asked for again, or the places of all of them changed.
@@ -11,23 +12,3 @@ SELECT coalesce(max(a.id), 0)
 FROM {schema}.audit_log AS a
 WHERE a.processor_id = %(processor_id)s AND (a.partition = %(partition)s OR a.partition IS NULL)
   AND a.action IN ('Rewind', 'Accept', 'Rebase', 'ChangePartitions')
-
--- name: fetch_first_position
--- The first message, in reading order, whose position is at least the one asked for.
-SELECT o.{transaction_id}::text AS t, o.{position}
-FROM {table} AS o
-WHERE o.{position} >= %(position)s AND o.{transaction_id} IS NOT NULL
-ORDER BY o.{transaction_id}, o.{position}
-LIMIT 1
-
--- name: fetch_first_scheduled
--- The first message, in reading order, stored at or after the time asked for.
-SELECT o.{transaction_id}::text AS t, o.{position}
-FROM {table} AS o
-WHERE o.{scheduled} >= %(timestamp)s AND o.{transaction_id} IS NOT NULL
-ORDER BY o.{transaction_id}, o.{position}
-LIMIT 1
-
--- name: fetch_bound
--- The oldest transaction that is still open: everything below it is settled.
-SELECT pg_snapshot_xmin(pg_current_snapshot())::text

@@ -11,9 +11,8 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.processor.outcomes import OpenConflict
 from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer, parse_checkpoint
 from outbox_core.report import Conflict, ConflictSummary, ResourceRef
-from outbox_worker.postgres.call import call, fetch_dicts, fetch_rows
+from outbox_worker.postgres.call import call, fetch_dicts, fetch_rows, in_schema
 from outbox_worker.postgres.progress.checkpoints import build_pair, pair_parameters
-from outbox_worker.postgres.queries import in_schema
 
 if TYPE_CHECKING:
     from outbox_core.config import Resolution

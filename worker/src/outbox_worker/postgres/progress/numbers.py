@@ -11,24 +11,17 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.progress.checkpoint import StoreAnswer
 from outbox_core.progress.numbering import Numbering
 from outbox_core.report import Reason
-from outbox_worker.postgres.call import call, call_rows, compose_call
+from outbox_worker.postgres.call import call_rows, compose_call
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
+    from outbox_core.processor.outcomes import HeldLease
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
 
 
 def open_numbers(
-    connection: Connection,
-    key: ProcessorKey,
-    stored: Checkpoint,
-    mapping: str,
-    *,
-    epoch: int,
-    token: UUID,
+    connection: Connection, key: ProcessorKey, lease: HeldLease, stored: Checkpoint, mapping: str
 ) -> Checkpoint | None:
     """Return the stored checkpoint with its number, in the transaction that loaded it under the lease; None: it went.
 
@@ -43,29 +36,18 @@ def open_numbers(
             "startFrom",
             reason=Reason.CURSOR_DIFFERS,
         )
-    rows = call_rows(
-        connection, key.schema, "open_publisher_numbers", **key.names, mapping=mapping, epoch=epoch, owner_token=token
-    )
+    rows = call_rows(connection, key.schema, "open_publisher_numbers", **key.leased(lease), mapping=mapping)
     return replace(stored, numbering=Numbering(str(rows[0][0]), rows[0][1])) if rows else None
-
-
-def store_number(connection: Connection, key: ProcessorKey, stored: Checkpoint, numbering: Numbering) -> None:
-    """Store the number of a checkpoint that was just stored in the connection's open transaction."""
-    call(connection, key.schema, "store_publisher_number", **_name_number(key, stored, numbering))
 
 
 def compose_numbered_store(
     key: ProcessorKey, store: sql.Composable, stored: Checkpoint, numbering: Numbering
 ) -> sql.Composed:
     """Return the statement that stores a checkpoint, which returns the answer, with the number beside it."""
-    number = compose_call(key.schema, "store_publisher_number", **_name_number(key, stored, numbering))
+    number = compose_call(
+        key.schema, "store_publisher_number", **key.names, space=numbering.space,
+        transaction_id=str(stored.transaction_id), position=stored.position, number=numbering.last,
+    )  # fmt: skip
     return sql.SQL(
         "WITH s (answer) AS MATERIALIZED ({}) SELECT s.answer, CASE WHEN s.answer = {} THEN ({}) END FROM s"
     ).format(store, sql.Literal(StoreAnswer.STORED.value), number)
-
-
-def _name_number(key: ProcessorKey, stored: Checkpoint, numbering: Numbering) -> dict[str, object]:
-    return {
-        **key.names, "space": numbering.space, "transaction_id": str(stored.transaction_id),
-        "position": stored.position, "number": numbering.last,
-    }  # fmt: skip

@@ -10,16 +10,15 @@ from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.plain import plain_count
-from outbox_worker.postgres.call import call, call_row, fetch_dicts, fetch_one, fetch_row, fetch_rows
+from outbox_worker.postgres.call import call, call_row, fetch_dicts, fetch_one, fetch_row, fetch_rows, in_schema
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.progress.checkpoints import build_checkpoint, build_pair, partition_parameters
-from outbox_worker.postgres.queries import in_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
-    from uuid import UUID
 
+    from outbox_core.processor.outcomes import HeldLease
     from outbox_core.progress.checkpoint import Checkpoint
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
@@ -61,11 +60,12 @@ class RebuildRow:
     old: Checkpoint | None
 
 
-def note(connection: Connection, key: ProcessorKey, of: str, *, epoch: int, token: UUID) -> Noted:
+def note(connection: Connection, key: ProcessorKey, lease: HeldLease, of: str) -> Noted:
     """Write down, as the owner, which processor is to be replaced; learn whether it is."""
     noted_of, swapped_at, superseded_by = call_row(
-        connection, key.schema, "note_rebuild", processor_id=key.processor_id, of=of, epoch=epoch, owner_token=token
-    )
+        connection, key.schema, "note_rebuild", processor_id=key.processor_id, of=of, epoch=lease.epoch,
+        owner_token=lease.token,
+    )  # fmt: skip
     if noted_of == of:
         return Noted(swapped_at, superseded_by)
     return Noted(None, superseded_by, noted_of if swapped_at is not None else None)
@@ -159,37 +159,28 @@ def stand_still(connection: Connection, key: ProcessorKey) -> None:
 def advance_partitions(
     connection: Connection,
     key: ProcessorKey,
+    lease: HeldLease,
     coverage: Coverage | None,
     goals: Mapping[int, Checkpoint],
-    *,
-    epoch: int,
-    token: UUID,
 ) -> bool:
     """Put other partitions' checkpoints to where their messages were handled in the open transaction.
 
     `coverage` is where they stood when that began. False: one of them stored something since.
     """
     advanced = call(
-        connection, key.schema, "advance_partitions", **key.names, epoch=epoch, owner_token=token,
-        coverage=None if coverage is None else coverage.text, **partition_parameters(goals),
+        connection, key.schema, "advance_partitions", **key.leased(lease), **partition_parameters(goals),
+        coverage=None if coverage is None else coverage.text,
     )  # fmt: skip
     return advanced is True
 
 
 def supersede(
-    connection: Connection,
-    key: ProcessorKey,
-    of: str,
-    coverage: Coverage,
-    *,
-    epoch: int,
-    token: UUID,
-    decided_by: str,
+    connection: Connection, key: ProcessorKey, lease: HeldLease, of: str, coverage: Coverage, *, decided_by: str
 ) -> SupersedeAnswer:
     """Let `of` never store again, in the open transaction of the swap."""
     answer = call(
         connection, key.schema, "supersede_processor", processor_id=of, by=key.processor_id, partition=key.partition,
-        epoch=epoch, owner_token=token, coverage=coverage.text, decided_by=decided_by,
+        epoch=lease.epoch, owner_token=lease.token, coverage=coverage.text, decided_by=decided_by,
     )  # fmt: skip
     return SupersedeAnswer(answer)
 

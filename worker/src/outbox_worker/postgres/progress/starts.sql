@@ -1,3 +1,17 @@
+-- name: fetch_first
+-- The first message, in reading order, of which a column is at least so much.
+SELECT o.{transaction_id}::text AS t, o.{position}
+FROM {table} AS o
+WHERE o.{column} >= %(least)s AND o.{transaction_id} IS NOT NULL
+ORDER BY o.{transaction_id}, o.{position}
+LIMIT 1
+
+-- name: fetch_lowest_scheduled
+-- The lowest position of what was stored at or after the time asked for.
+SELECT min(o.{position})
+FROM {table} AS o
+WHERE o.{scheduled} >= %(least)s AND o.{transaction_id} IS NOT NULL
+
 -- name: fetch_lowest_unexamined
 -- The oldest transaction that is still open, and below or above it the lowest pair of a message that a snapshot range leaves.
 SELECT pg_snapshot_xmin(pg_current_snapshot())::text, f.transaction_id::text, f.position

@@ -7,5 +7,5 @@
 - `payloads.py`: bounds a batch by bytes. `ahead.py`: asks for the next batch while one is handled.
 - `shared_look.py`, `arrivals.py`: one look for all partitions of a process, in a backlog and at rest.
 - `wal_watch.py`: says when there may be messages. `slots.py`: the index that partitions are read by.
-- `stall.py`, `writers.py`: who holds the high-water mark back.
+- `stall.py`: who holds the high-water mark back.
 """

@@ -20,7 +20,7 @@ from psycopg import pq, sql
 from psycopg.adapt import Transformer
 
 from outbox_core.errors import OutboxError
-from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.call import load
 from outbox_worker.waiting import wait_ready
 
 if TYPE_CHECKING:

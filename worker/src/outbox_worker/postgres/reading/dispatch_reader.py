@@ -11,8 +11,7 @@ from psycopg import sql
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.spec import Columns
 from outbox_core.spec.delivery import LARGEST_BATCH
-from outbox_worker.postgres.call import fetch_one, fetch_row, fetch_rows
-from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.call import fetch_one, fetch_row, fetch_rows, load
 from outbox_worker.postgres.reading.payloads import Page, compose_messages
 from outbox_worker.postgres.reading.range_scan import RangeScan
 from outbox_worker.postgres.reading.read_range import Templates

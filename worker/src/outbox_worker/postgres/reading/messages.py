@@ -26,8 +26,7 @@ from outbox_core.partition import slots_of
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Lag
 from outbox_core.spec import Cursor
-from outbox_worker.postgres.call import fetch_one, fetch_row, fetch_rows
-from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.call import fetch_one, fetch_row, fetch_rows, load
 from outbox_worker.postgres.reading.payloads import compose_messages
 from outbox_worker.postgres.reading.range_reader import SnapshotReader
 from outbox_worker.postgres.reading.range_scan import RangeScan
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
     from outbox_core.spec import PartitionKey, Partitions, Source
     from outbox_worker.postgres.connection import Connection
-    from outbox_worker.postgres.ownership.lease_look import LeaseLook
+    from outbox_worker.postgres.ownership.leases import LeaseLook
     from outbox_worker.postgres.reading.ahead import ReadAhead
     from outbox_worker.postgres.reading.payloads import PayloadBound
     from outbox_worker.postgres.reading.shared_look import SharedLook

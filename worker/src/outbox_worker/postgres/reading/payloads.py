@@ -23,8 +23,8 @@ from outbox_core.errors import TransientError
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Reason
 from outbox_core.spec.delivery import LARGEST_BATCH
+from outbox_worker.postgres.call import load
 from outbox_worker.postgres.errors import translated
-from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.table import as_text
 
 if TYPE_CHECKING:

@@ -21,25 +21,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
 
-from outbox_core.errors import ConfigurationError
 from outbox_core.message import Batch, Message
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange
-from outbox_core.spec import StartType
-from outbox_worker.postgres.call import fetch_one, fetch_rows
-from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.call import fetch_one, fetch_rows, load
 from outbox_worker.postgres.reading.payloads import compose_messages, shipped_columns
 from outbox_worker.postgres.reading.range_scan import NOTHING_FOUND, SIZE, Limits, RangeScan
 from outbox_worker.postgres.reading.read_range import Lookup, Templates, Walk, array_text
 from outbox_worker.postgres.reading.shared_look import FRESH, Found, SharedLook, read_numbers
 from outbox_worker.postgres.reading.snapshots import fetch_news, fetch_present, is_later, take_snapshot
-from outbox_worker.postgres.reading.table import OutboxTable, build_messages
+from outbox_worker.postgres.reading.table import build_messages
 from outbox_worker.postgres.template import place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from outbox_core.spec import Source, StartFrom
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.reading.shared_look import PartitionLook
 
@@ -176,7 +172,7 @@ class SnapshotReader:
             return self._templates.fill(
                 f"{name} {new.plan.value}", lookup, lambda: self._scan.matching(columns(), lookup, new.plan)
             )
-        walk = Walk(span.lower, span.upper, span.position, new.position, positions)
+        walk = Walk(span.lower, span.upper, span.position, new.position, among=positions)
         return self._templates.fill(name, walk, lambda: self._scan.walk(columns(), walk, only_matching=True))
 
     def _read(self, connection: Connection, after: Checkpoint, limit: int, *, with_messages: bool) -> Batch:
@@ -398,9 +394,9 @@ class SnapshotReader:
         self, name: str, span: SnapshotRange, plan: Plan, size: int, among: str | None = None, most: int = 0
     ) -> sql.Composed:
         limits, scan = self._limits, self._scan
-        walk = Walk(span.lower, span.upper, span.position, among=among, size=size)
-        lookup = Lookup(span.lower, span.upper, span.position, size=size)
         is_walk = plan is Plan.BY_POSITION or among is not None
+        walk = Walk(span.lower, span.upper, span.position, size=size, among=among)
+        lookup = Lookup(span.lower, span.upper, span.position, size=size)
 
         def compose() -> sql.Composed:
             columns = scan.table.outline(self._small) if name == "fetch_page" else scan.keys
@@ -440,45 +436,3 @@ def _count_delayed(messages: tuple[Message, ...]) -> int:
 
 def _fetch_rows(connection: Connection, statement: sql.Composed, _size: int | None) -> list[tuple[Any, ...]]:
     return fetch_rows(connection, statement)
-
-
-def find_start(
-    connection: Connection, source: Source, start_from: StartFrom, *, remote_target: bool = False
-) -> SnapshotRange:
-    """Find where a new processor starts. What is in progress now is handled in any case: nothing is lost.
-
-    A position means what has at least that position, a timestamp what has at least the lowest position of what was
-    stored at or after it: earlier messages may come, none is missed.
-
-    Raises:
-        ConfigurationError: a timestamp without a column that says when messages were stored; a hot standby.
-
-    """
-    scan = RangeScan.whole(source)
-    now = take_snapshot(
-        connection, scan if remote_target else None
-    )  # first: what commits while the lowest position is looked for is not in it
-    match start_from.type:
-        case StartType.BEGINNING:
-            return SnapshotRange()
-        case StartType.END:
-            return SnapshotRange(now)
-        case StartType.POSITION:
-            position = start_from.position
-        case StartType.TIMESTAMP:
-            position = _lowest_since(connection, OutboxTable.of(source), start_from)
-        case StartType.PROCESSOR:
-            # Another processor's checkpoint need not be where the messages are: outbox_worker.postgres.progress.starts.
-            raise ConfigurationError("startFrom.processorId is no place in the outbox")
-    return SnapshotRange(now) if position is None else SnapshotRange(None, now, max(position - 1, LOWEST_POSITION))
-
-
-def _lowest_since(connection: Connection, table: OutboxTable, start_from: StartFrom) -> int | None:
-    if table.columns.scheduled is None:
-        raise ConfigurationError(
-            "startFrom.timestamp needs source.table.columns.scheduled: the column that says when a message was "
-            "stored; name it, or start from a position"
-        )
-    timestamp = sql.Literal(start_from.timestamp)
-    (position,) = fetch_one(connection, load("fetch_lowest_scheduled").format(**table.names, timestamp=timestamp))
-    return None if position is None else int(position)

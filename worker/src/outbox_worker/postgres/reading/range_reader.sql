@@ -73,12 +73,6 @@ FROM (SELECT pg_current_snapshot() AS now) AS s
 -- of a message that this very snapshot sees.
 SELECT pg_current_snapshot()::text, pg_is_in_recovery(), ({newest})
 
--- name: fetch_lowest_scheduled
--- The lowest position of what was stored at or after the time asked for.
-SELECT min(o.{position})
-FROM {table} AS o
-WHERE o.{scheduled} >= {timestamp} AND o.{transaction_id} IS NOT NULL
-
 -- name: examine_unfiltered
 -- As examine_claim, for as many rows as the batch may have and no filter: nothing is counted for each row. At last, the bytes of what would
 -- be copied.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from psycopg import sql
+from typing_extensions import override
 
 from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
 from outbox_core.progress.snapshot import parse_snapshot
@@ -130,39 +131,9 @@ class Walk:
         upper: see `lower`.
         after: the position behind which; None: from the lowest one.
         up_to: the last position.
-        among: only those at these positions, an array as text.
         size: rows of a page.
+        among: only those at these positions, an array as text.
 
-    """
-
-    lower: str | None
-    upper: str | None
-    after: int | None
-    up_to: int | None = None
-    among: str | None = None
-    size: int | None = None
-
-    @property
-    def form(self) -> tuple[bool, ...]:
-        """Nothing: which numbers there are says all."""
-        return ()
-
-    @property
-    def numbers(self) -> dict[str, int | str]:
-        """What differs from batch to batch."""
-        found = {
-            "lower": self.lower, "upper": self.upper, "up_to": self.up_to, "among": self.among, "size": self.size,
-            "after": LOWEST_POSITION if self.after is None else self.after,
-        }  # fmt: skip
-        return {name: value for name, value in found.items() if value is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """Which messages are found by their transaction ids: of a snapshot range, as `Walk` says it.
-
-    They are of transactions that were in progress for the lower snapshot (`late`), or of those from `low` to before
-    `high`, without those that were in progress for the upper snapshot.
     """
 
     lower: str | None
@@ -170,27 +141,52 @@ class Lookup:
     after: int | None = None
     up_to: int | None = None
     size: int | None = None
+    among: str | None = None
 
     @property
     def form(self) -> tuple[bool, ...]:
         """What a statement over it depends on, but for which numbers there are."""
-        return (self.after is None,)
+        return ()
 
     @property
     def numbers(self) -> dict[str, int | str]:
         """What differs from batch to batch."""
-        below = parse_snapshot(self.lower or NOTHING)
+        ends = {"lower": self.lower, "upper": self.upper, "among": self.among}
+        return self._bounds() | {name: value for name, value in ends.items() if value is not None}
+
+    def _bounds(self) -> dict[str, int | str]:
+        found = {"after": LOWEST_POSITION if self.after is None else self.after, "up_to": self.up_to, "size": self.size}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class Lookup(Walk):
+    """Which messages are found by their transaction ids: of a snapshot range, as `Walk` says it.
+
+    They are of transactions that were in progress for the lower snapshot (`late`), or of those from `low` to before
+    `high`, without those that were in progress for the upper snapshot.
+    """
+
+    __slots__ = ()
+
+    @property
+    @override
+    def form(self) -> tuple[bool, ...]:
+        return (self.after is None,)
+
+    @property
+    @override
+    def numbers(self) -> dict[str, int | str]:
+        below, found = parse_snapshot(self.lower or NOTHING), self._bounds()
         above = None if self.upper is None else parse_snapshot(self.upper)
-        late = sorted(below.in_progress) if above is None else below.ended_since(above)
-        found: dict[str, int | str | None] = {
-            "after": LOWEST_POSITION if self.after is None else self.after, "up_to": self.up_to, "size": self.size,
-            "late": array_text(late) if late else None,
-        }  # fmt: skip
+        if late := sorted(below.in_progress) if above is None else below.ended_since(above):
+            found["late"] = array_text(late)
         if above is None:
             found["low"] = below.xmax
         elif above.xmax > below.xmax:
-            found |= {"low": below.xmax, "high": above.xmax, "upper": self.upper if above.in_progress else None}
-        return {name: value for name, value in found.items() if value is not None}
+            found |= {"low": below.xmax, "high": above.xmax}
+            if above.in_progress:
+                found["upper"] = str(above)
+        return found
 
 
 class Templates:
@@ -201,7 +197,7 @@ class Templates:
         self._known: dict[tuple[object, ...], Template] = {}
 
     def fill(
-        self, name: str, wanted: ReadRange | Walk | Lookup, compose: Callable[[], sql.Composable], **more: int
+        self, name: str, wanted: ReadRange | Walk, compose: Callable[[], sql.Composable], **more: int
     ) -> sql.Composed:
         """Return the statement over this range, with `more` numbers; it is composed once for each form of a range.
 

@@ -14,11 +14,10 @@ import psycopg
 from psycopg import sql
 
 from outbox_core.spec import SchemaManagement
-from outbox_worker.postgres.call import fetch_one
+from outbox_worker.postgres.call import fetch_one, load
 from outbox_worker.postgres.errors import translated
-from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.reading.table import OutboxTable
-from outbox_worker.postgres.schema import fetch_kind
+from outbox_worker.postgres.schema import fetch_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +47,7 @@ def ensure_slot_index(connection: Connection, source: Source, key: PartitionKey)
     slot = table.slot(key, source.schema_name, row=None)
     # One name for each key, short enough for an identifier with every path.
     name = f"{table.name[:40]}_slots_{hashlib.sha256(slot.as_bytes(connection)).hexdigest()[:8]}"
-    partitioned = fetch_kind(connection, table)[1] == "p"
+    partitioned = fetch_table(connection, table)[1] == "p"
     statement = sql.SQL("CREATE INDEX {}{} ON {} (({}), {}, {})").format(
         sql.SQL("" if partitioned else "CONCURRENTLY "),  # PostgreSQL refuses it for a partitioned table
         sql.Identifier(name),

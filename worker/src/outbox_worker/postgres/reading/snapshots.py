@@ -14,8 +14,7 @@ from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.progress.coverage import cut
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.report import Reason
-from outbox_worker.postgres.call import fetch_one
-from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.call import fetch_one, load
 from outbox_worker.postgres.reading.payloads import shipped_columns
 from outbox_worker.postgres.reading.range_scan import SIZE
 from outbox_worker.postgres.reading.read_range import Lookup

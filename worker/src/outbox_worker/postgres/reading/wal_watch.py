@@ -21,7 +21,7 @@ from psycopg import pq
 
 from outbox_core.errors import OutboxError
 from outbox_core.retry import wake_wait
-from outbox_worker.postgres.queries import load
+from outbox_worker.postgres.call import load
 from outbox_worker.postgres.template import Template, place
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from outbox_core.progress.checkpoint import BEGINNING, StoreAnswer
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.report import Reason
 from outbox_worker.postgres import identity
+from outbox_worker.postgres.call import fetch_one, load
 from outbox_worker.postgres.errors import as_refused_commit, translate, translated
 from outbox_worker.postgres.progress import checkpoints, numbers
-from outbox_worker.postgres.queries import load
 from outbox_worker.postgres.template import Template, place
 from outbox_worker.postgres.transactions.guard import MARK
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
     from outbox_worker.postgres.reading.wal_watch import WalWatch
 
@@ -55,7 +56,7 @@ class Transaction:
     Without a mark the caller looks afterwards whether it is the same, by a savepoint of its own.
     """
 
-    connection: psycopg.Connection[Any]
+    connection: Connection
     mark: str | None
 
 
@@ -100,11 +101,11 @@ class TransactionRunner:
 
     def run(
         self,
-        connection: psycopg.Connection[Any],
+        connection: Connection,
         epoch: int,
         request: StoreRequest | None,
         effects: Callable[[Transaction], int | Reached] | None = None,
-        finish: Callable[[psycopg.Connection[Any]], outcomes.StepOutcome | None] | None = None,
+        finish: Callable[[Connection], outcomes.StepOutcome | None] | None = None,
     ) -> outcomes.StepOutcome:
         """Begin, handle, store, commit; and say what came of it. After anything but Stored nothing is committed by us.
 
@@ -141,7 +142,7 @@ class TransactionRunner:
             raise
         return outcomes.Stored(request.new if request else BEGINNING, count)
 
-    def ask(self, connection: psycopg.Connection[Any], request: StoreRequest) -> StoreAnswer:
+    def ask(self, connection: Connection, request: StoreRequest) -> StoreAnswer:
         """Return what the contract answers now, without any effect."""
         try:
             self._begin(connection, request.lease.epoch)
@@ -154,7 +155,7 @@ class TransactionRunner:
         begin, end = (load(name) for name in ("begin_durable_read", "end_durable_read"))
         return sql.SQL("{}; SELECT {}.server_run()::text; {}").format(begin, sql.Identifier(self._key.schema), end)
 
-    def flush_log(self, connection: psycopg.Connection[Any]) -> None:
+    def flush_log(self, connection: Connection) -> None:
         """Return when no crash of the server can take back what was committed before, in one round trip.
 
         For what is remembered outside of this database: the batch that was read, and the checkpoint before it.
@@ -172,7 +173,7 @@ class TransactionRunner:
         if self.server_run is not None and (row is None or row[0] != self.server_run):
             raise identity.crashed()
 
-    def look_at_run(self, connection: psycopg.Connection[Any]) -> None:
+    def look_at_run(self, connection: Connection) -> None:
         """See now and then, where nothing is stored that would see it, whether what is remembered still holds.
 
         Raises:
@@ -183,7 +184,7 @@ class TransactionRunner:
             self._next_look = time.monotonic() + RUN_LOOK_SECONDS
             self.check_run(connection)
 
-    def check_run(self, connection: psycopg.Connection[Any]) -> None:
+    def check_run(self, connection: Connection) -> None:
         """The same, at once.
 
         Raises:
@@ -193,7 +194,7 @@ class TransactionRunner:
         if self.server_run != identity.fetch_run(connection, self._key.schema):
             raise identity.crashed()
 
-    def _begin(self, connection: psycopg.Connection[Any], epoch: int) -> Transaction:
+    def _begin(self, connection: Connection, epoch: int) -> Transaction:
         """Begin, with settings that end with the transaction (PgBouncer hands sessions on), in one round trip.
 
         The server is the one that it was when this process last looked, and stays so to the end of the transaction: a
@@ -209,24 +210,14 @@ class TransactionRunner:
             raise identity.crashed()
         return Transaction(connection, mark)
 
-    def _store_alone(self, connection: psycopg.Connection[Any], request: StoreRequest) -> outcomes.StepOutcome:
+    def _store_alone(self, connection: Connection, request: StoreRequest) -> outcomes.StepOutcome:
         """Store a checkpoint that has no effects beside it, in one round trip.
 
         What was refused wrote nothing, so that COMMIT is as good as ROLLBACK. Nothing is stored in another run of the
         server than that in which the checkpoint was learned.
         """
-        lease, run = request.lease, self.server_run
-        stored = checkpoints.compose_store(
-            self._key, new=request.new, expected=request.expected, epoch=lease.epoch, token=lease.token
-        )
-        if run is not None:
-            stored = sql.SQL("SELECT CASE WHEN {}.server_run()::text = {} THEN ({}) END").format(
-                sql.Identifier(self._key.schema), sql.Literal(run), stored
-            )
-        if request.new.numbering is not None:
-            stored = numbers.compose_numbered_store(self._key, stored, request.new, request.new.numbering)
-        opening = self._opening.fill({"epoch": lease.epoch, "mark": ""})
-        text = [opening, stored, sql.SQL(self._closing)]
+        opening = self._opening.fill({"epoch": request.lease.epoch, "mark": ""})
+        text = [opening, self._compose_store(request, self.server_run), sql.SQL(self._closing)]
         if (next_id := self._find_next_id(request)) is not None:
             text.append(load("fetch_snapshot"))  # behind the log's place: what commits later moves the log
         try:
@@ -247,17 +238,23 @@ class TransactionRunner:
             return outcomes.Stored(request.new, saw_all=saw_all)
         return self._roll_back_refused(connection, request, answer)
 
-    def _store(self, connection: psycopg.Connection[Any], request: StoreRequest) -> StoreAnswer:
-        lease = request.lease
-        answer = checkpoints.store(
-            connection, self._key, new=request.new, expected=request.expected, epoch=lease.epoch, token=lease.token
+    def _store(self, connection: Connection, request: StoreRequest) -> StoreAnswer:
+        return StoreAnswer(fetch_one(connection, self._compose_store(request))[0])
+
+    def _compose_store(self, request: StoreRequest, run: str | None = None) -> sql.Composed:
+        """Return the statement that stores checkpoint and number and returns the answer; null in another run."""
+        new = request.new
+        stored = checkpoints.compose_store(self._key, request.lease, new=new, expected=request.expected)
+        if run is not None:
+            stored = sql.SQL("SELECT CASE WHEN {}.server_run()::text = {} THEN ({}) END").format(
+                sql.Identifier(self._key.schema), sql.Literal(run), stored
+            )
+        return (
+            stored if new.numbering is None else numbers.compose_numbered_store(self._key, stored, new, new.numbering)
         )
-        if answer is StoreAnswer.STORED and request.new.numbering is not None:
-            numbers.store_number(connection, self._key, request.new, request.new.numbering)
-        return answer
 
     def _roll_back_refused(
-        self, connection: psycopg.Connection[Any], request: StoreRequest, answer: StoreAnswer
+        self, connection: Connection, request: StoreRequest, answer: StoreAnswer
     ) -> outcomes.Rejected:
         roll_back(connection)
         stored = checkpoints.load(connection, self._key)
@@ -296,7 +293,7 @@ class TransactionRunner:
 
     def _after_error(
         self,
-        connection: psycopg.Connection[Any],
+        connection: Connection,
         request: StoreRequest | None,
         error: OutboxError,
         *,
@@ -310,7 +307,7 @@ class TransactionRunner:
         return outcomes.Failed(drop_traceback(as_refused_commit(error) if committing else error))
 
 
-def roll_back(connection: psycopg.Connection[Any]) -> None:
+def roll_back(connection: Connection) -> None:
     """Leave no transaction open; a session in which that cannot be done is closed, which does the same."""
     if connection.closed or connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
         return
