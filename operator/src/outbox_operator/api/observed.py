@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from outbox_core.plain import plain_count
 from outbox_core.report import Report, WorkerState
 from outbox_operator.api.status import ProcessorStatus
 
@@ -179,16 +180,26 @@ class Observed:
         return next(problems, self.workload.problem if self.workload is not None else None)
 
     @property
-    def outdated(self) -> tuple[PodView, ...]:
-        """Pods of another template, but for those that answer and are not believed: such a one holds nothing up."""
+    def outdated(self) -> str:
+        """How many pods have another template, in words; empty: none.
+
+        Those that answer and are not believed do not count: such a one holds nothing up.
+        """
         former = [pod for pod in self.runners if pod.intent_hash != self.intent_hash]
-        return tuple(pod for pod in former if pod.report is not None or not pod.unreachable_message)
+        waited_for = sum(pod.report is not None or not pod.unreachable_message for pod in former)
+        return (
+            f"still to be replaced: {plain_count(waited_for, 'pod')} of the former spec or version"
+            if waited_for
+            else ""
+        )
 
     @property
-    def unreachable_messages(self) -> tuple[str, ...]:
-        """Why running processes of the present template are not heard; older ones are being replaced."""
+    def unreachable(self) -> str:
+        """Why a running process of the present template is not heard, and how many more; older ones are replaced."""
         current = [pod for pod in self.runners if pod.intent_hash == self.intent_hash and not pod.deleting]
-        return tuple(pod.unreachable_message for pod in current if pod.phase == "Running" and pod.unreachable_message)
+        said = [pod.unreachable_message for pod in current if pod.phase == "Running" and pod.unreachable_message]
+        more = plain_count(len(said) - 1, "more pod is", "more pods are")
+        return f"{said[0]}; {more} not heard" if len(said) > 1 else "".join(said)
 
     @property
     def reports(self) -> tuple[Report, ...]:

@@ -12,9 +12,7 @@ from outbox_core.spec import Blocks, Mode
 from outbox_operator.api.observed import Problem
 from outbox_operator.api.reasons import IN_FLIGHT, ConditionType, Reason
 from outbox_operator.api.status import MAX_MESSAGE, Condition, Phase
-from outbox_operator.decision.merge import describe_outdated
 from outbox_operator.decision.ownership import OwnershipState
-from outbox_operator.decision.reachability import describe_all_unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -87,7 +85,7 @@ def _find_movement(facts: Facts, result: PolicyResult) -> tuple[str, str] | None
     if result.stops_workers:
         return (Reason.STOPPING, "pods are finishing or rolling back their batch") if facts.observed.runners else None
     if facts.observed.outdated:
-        return Reason.ROLLING_OUT, describe_outdated(facts.observed)
+        return Reason.ROLLING_OUT, facts.observed.outdated
     return (result.reason, "tried again by itself") if result.phase is Phase.UNAVAILABLE else None
 
 
@@ -227,8 +225,8 @@ def _available(facts: Facts, result: PolicyResult, replicas: int) -> Answer:
     if replicas == 0:
         return Answer(None, Reason.NO_WORKERS, "no pods are wanted")
     problem = observed.problem
-    if problem is None and observed.unreachable_messages:
-        problem = Problem(Reason.WORKER_UNREACHABLE, describe_all_unreachable(observed.unreachable_messages))
+    if problem is None and observed.unreachable:
+        problem = Problem(Reason.WORKER_UNREACHABLE, observed.unreachable)
     if problem is not None:
         return Answer(False, problem.reason, problem.message)
     ready = sum(pod.ready and not pod.deleting for pod in observed.runners)

@@ -174,12 +174,6 @@ def describe_partitioning(facts: Facts) -> str:
     return f"{plain_count(seen.count, 'partition')} shall become {wanted.count}; no worker has drawn the barrier yet"
 
 
-def describe_outdated(observed: Observed) -> str:
-    """Say how many pods are still to be replaced."""
-    pods = plain_count(len(observed.outdated), "pod", "pods")
-    return f"still to be replaced: {pods} of the former spec or version"
-
-
 def merge_owner(report: Report | None) -> OwnerStatus | None:
     """Say which pod holds the lease, as one of our processes knows it; nothing while no process answers."""
     if report is None or report.lease is None or not report.lease.pod:

@@ -17,9 +17,8 @@ from outbox_operator.api.observed import Observed, Problem, Role
 from outbox_operator.api.reasons import Reason
 from outbox_operator.api.status import Phase
 from outbox_operator.decision.hand_over import HandOverStep
-from outbox_operator.decision.merge import Facts, describe_outdated, describe_partitioning
+from outbox_operator.decision.merge import Facts, describe_partitioning
 from outbox_operator.decision.ownership import OwnershipState
-from outbox_operator.decision.reachability import describe_all_unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -200,8 +199,7 @@ def _pods_missing(facts: Facts) -> PolicyResult | None:
         return PolicyResult(Phase.UNAVAILABLE, observed.problem.reason, observed.problem.message, stops_workers=False)
     if lead is not None:
         return None
-    if unreachable := observed.unreachable_messages:
-        message = describe_all_unreachable(unreachable)
+    if message := observed.unreachable:
         return PolicyResult(Phase.UNAVAILABLE, Reason.WORKER_UNREACHABLE, message, stops_workers=False, unknown=True)
     silent = [pod for pod in observed.runners if pod.reachable and pod.report is None and not pod.deleting]
     if silent:  # one that is shared, and could not read this resource's configuration
@@ -247,7 +245,7 @@ def _running(facts: Facts) -> PolicyResult:
     if change := describe_partitioning(facts):
         return PolicyResult(Phase.RUNNING, Reason.CHANGING_PARTITIONS, change, stops_workers=False)
     if facts.observed.outdated:
-        message = f"messages are being handled; {describe_outdated(facts.observed)}"
+        message = f"messages are being handled; {facts.observed.outdated}"
         return PolicyResult(Phase.RUNNING, Reason.ROLLING_OUT, message, stops_workers=False)
     message = "messages are being handled"
     if lead is not None and lead.reason is WorkerReason.IDLE:

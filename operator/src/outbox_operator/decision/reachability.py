@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
-from outbox_core.plain import plain_count
 from outbox_core.report import STATUS_PORT
 from outbox_operator.api.status import conditions_of
 
@@ -83,12 +82,6 @@ def describe_unreachable(unreachable: Unreachable, pod: Body, operator: str, sec
         f"pod {meta['name']} runs, and the operator does not hear it at {address_of(pod)}: "
         f"{unreachable.words}. {remedy}"
     )
-
-
-def describe_all_unreachable(unreachable: tuple[str, ...]) -> str:
-    """Say the first in full, and how many more there are."""
-    more = plain_count(len(unreachable) - 1, "more pod is", "more pods are")
-    return f"{unreachable[0]}; {more} not heard" if len(unreachable) > 1 else unreachable[0]
 
 
 def address_of(pod: Body) -> str:
