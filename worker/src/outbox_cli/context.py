@@ -9,9 +9,9 @@ import getpass
 import os
 import socket
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec
 
 from outbox_cli.errors import Exit, UsageError
 from outbox_cli.manifest import read_manifest
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
     from outbox_cli.console import Console
     from outbox_operator.api.resources import Processor
+
+    _How = ParamSpec("_How")
+    _Connected = Callable[Concatenate[Connection, "Context", _How], Exit]
+    _Command = Callable[Concatenate["Context", _How], Exit]
 
 APPLICATION_NAME: Final = "outbox-cli"
 DEFAULT_SCHEMA: Final = "outbox"
@@ -153,21 +157,22 @@ def check_schema(options: argparse.Namespace, source: Source) -> None:
         raise UsageError(f"--schema {options.schema} is not the manifest's schemaName {source.schema_name}")
 
 
-def against_database(run: Callable[..., Exit]) -> Callable[..., Exit]:
+def against_database(run: _Connected[_How]) -> _Command[_How]:
     """Make a command of a function that needs the database of checkpoints and claims."""
-    return partial(_run_connected, run, Context.connect)
+    return _connect(run, Context.connect)
 
 
-def against_source(run: Callable[..., Exit]) -> Callable[..., Exit]:
+def against_source(run: _Connected[_How]) -> _Command[_How]:
     """Make a command of a function that needs the database of the messages, and no other."""
-    return partial(_run_connected, run, Context.connect_source)
+    return _connect(run, Context.connect_source)
 
 
-def _run_connected(
-    run: Callable[..., Exit], connect: Callable[[Context], Connection], context: Context, **how: object
-) -> Exit:
-    with connect(context) as connection:
-        return run(connection, context, **how)
+def _connect(run: _Connected[_How], connect: Callable[[Context], Connection]) -> _Command[_How]:
+    def command(context: Context, /, *args: _How.args, **how: _How.kwargs) -> Exit:
+        with connect(context) as connection:
+            return run(connection, context, *args, **how)
+
+    return command
 
 
 def whoami() -> str:
