@@ -128,6 +128,15 @@ def test_a_payload_that_is_nested_too_deeply_has_no_key():
     assert key_of(message, PartitionKey(data=["order"])) is None
 
 
+@pytest.mark.parametrize("digits", [4299, 4300, 4301, 9000])
+def test_a_payload_that_has_an_integer_of_any_length_has_its_key(digits):
+    """Without one its messages would be handed over side by side."""
+    long = "7" * digits
+    message = Message(1, 1, "m", "t", "default", "ann", f'{{"order": "a", "n": {long}}}', None, datetime.now(UTC))
+    assert key_of(message, PartitionKey(data=["order"])) == "a"
+    assert key_of(message, PartitionKey(data=["n"])) == long
+
+
 def test_a_key_is_text_that_can_be_written():
     message = Message(1, 1, "m", "t", "default", "ann", r'{"order": "\ud800-\u00e9"}', None, datetime.now(UTC))
     assert key_of(message, PartitionKey(data=["order"])) == "?-é"

@@ -10,6 +10,7 @@ import string
 import time
 import uuid
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from outbox_core.report import Reason
 from outbox_core.spec import PartitionKey
 from outbox_worker.shutdown import Interrupted
 from outbox_worker.targets.kafka import KafkaSink
+from outbox_worker.targets.librdkafka import transaction
 from outbox_worker.targets.librdkafka.producer import KafkaProducer
-from outbox_worker.targets.librdkafka.records import RecordBuilder
+from outbox_worker.targets.librdkafka.records import Record, RecordBuilder
 from outbox_worker.targets.librdkafka.rounds import Round
 from outbox_worker.targets.librdkafka.settings import read_broker_settings
 from tests.support.nightly import at_night
@@ -373,6 +375,26 @@ class TestTheTargetsOwnFaults:
         with pytest.raises(ConfigurationError, match="certificate is not trusted") as caught:
             sink.deliver(batch(message(1)), 1)
         assert caught.value.reason is Reason.CONNECTION_SECRET_INVALID
+
+    def test_one_that_is_shut_out_in_a_batch_says_so_and_counts_nothing_as_taken(self, kafka, tmp_path, monkeypatch):
+        """One wait hears of its end and of the answers: the client calls for those while it raises the other."""
+        monkeypatch.setattr(transaction, "_ANSWER_SLICE", 5.0)
+        kafka.files(tmp_path / "shared")
+        settings, until = read_broker_settings(tmp_path / "shared"), time.monotonic() + 60
+        old, new = (transaction.TransactionalProducer(settings, "c", f"{tmp_path}", 30.0) for _ in range(2))
+        with kafka.topic(partitions=1) as topic, contextlib.closing(old), contextlib.closing(new):
+            old.shut_out(until)
+            old.begin_transaction(until)
+            sent = Round(settings, [], 0)
+            for number in range(3):
+                answer = partial(sent.note, message(number), topic.name)
+                old.send(Record(topic.name, "k", "v", [], 2), answer, until)
+                if number == 0:
+                    old._producer.flush()
+                    new.shut_out(until)
+            with pytest.raises(TransientError, match="another producer took over"):
+                old.await_answers(until, lambda: False)
+            assert not old.give_up()
 
     def test_a_producer_that_ends_is_replaced(self, kafka, make):
         def end(sink):

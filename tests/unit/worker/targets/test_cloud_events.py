@@ -58,6 +58,12 @@ class TestStructured:
         body = build_request(message(data='{"n": 12345678901234567890.10}'), target())[1]
         assert b'"data": {"n": 12345678901234567890.10}}' in body
 
+    def test_an_integer_of_any_length_is_json(self):
+        data = f'{{"n": {"7" * 9000}}}'
+        headers, body = build_request(message(data=data), target(contentMode="Binary"))
+        assert (headers["Content-Type"], body.decode()) == ("application/json", data)
+        assert f'"data": {data}}}'.encode() in build_request(message(data=data), target())[1]
+
     def test_a_tombstone_has_no_data(self):
         assert not {"data", "datacontenttype"} & set(structured(data=None))
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from outbox_core.message import Message
 
+_LONGEST_INTEGER: Final = 4300
+"""Digits, from which on Python refuses to read one."""
 NAMED: Final = 3
 """Partitions that are named one by one; of more, only the numbers."""
 
@@ -149,9 +151,14 @@ def key_of(message: Message, key: PartitionKey) -> str | None:
     return _follow(text, path)
 
 
+def _read_integer(digits: str) -> int | str:
+    """Read one of any length; Python makes no number of more than 4,300 digits, which jsonb takes."""
+    return int(digits) if len(digits) < _LONGEST_INTEGER else digits
+
+
 def _follow(text: str | None, path: Sequence[str]) -> str | None:
     try:
-        found = json.loads(text) if text is not None else None
+        found = json.loads(text, parse_int=_read_integer) if text is not None else None
     except (ValueError, RecursionError):
         return None
     for step in path:

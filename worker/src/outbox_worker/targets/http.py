@@ -334,7 +334,8 @@ def _attributes(message: Message, target: HttpTarget) -> dict[str, str]:
 
 def _is_json(text: str | None) -> bool:
     try:
-        json.loads(text or "", parse_constant=int)  # NaN and Infinity are not JSON
+        # NaN and Infinity are not JSON; an integer may have more digits than `int` takes.
+        json.loads(text or "", parse_constant=int, parse_int=float)
     except (ValueError, RecursionError):
         return False
     return True

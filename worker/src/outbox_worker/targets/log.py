@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from outbox_core.errors import TransientError
 from outbox_core.ports import OutsideTransaction
+from outbox_core.report import Reason
 
 if TYPE_CHECKING:
     from outbox_core.config import ProcessorConfig
@@ -30,8 +32,18 @@ class LogSink(OutsideTransaction):
     @override
     def deliver(self, batch: Batch, epoch: int) -> int:
         """Print the batch and flush, so that a line is out before its checkpoint is stored."""
-        sys.stdout.write("".join(self._line(message, epoch) for message in batch))
-        sys.stdout.flush()
+        left = memoryview("".join(self._line(message, epoch) for message in batch).encode(errors="replace"))
+        out = sys.stdout.buffer
+        try:
+            # Unbuffered, as in the image, it may take a part (a full disk, a signal) or nothing (a pipe that is full).
+            while left:
+                left = left[out.write(left) or 0 :]
+            out.flush()
+        except OSError as err:
+            raise TransientError(
+                f"standard output cannot be written ({err.strerror}); it is tried again until it can be",
+                reason=Reason.TARGET_UNAVAILABLE,
+            ) from err
         return len(batch)
 
     def _line(self, message: Message, epoch: int) -> str:

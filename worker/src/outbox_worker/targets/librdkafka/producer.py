@@ -89,6 +89,7 @@ class KafkaProducer:
         """
         self.settings = settings
         self._heard = Heard(settings)
+        self._is_answer_lost = False
         self.topics: set[str] = set()
         """Those that it knows, until its end."""
         config = settings.as_producer(client) | dict(more or {})
@@ -100,7 +101,7 @@ class KafkaProducer:
     @property
     def waiting(self) -> int:
         """How many messages have no answer yet, and what else is not heard yet."""
-        return len(self._producer)
+        return len(self._producer) + self._is_answer_lost
 
     @property
     def is_broken(self) -> bool:
@@ -213,6 +214,12 @@ class KafkaProducer:
             wait(seconds)
         except KafkaException as err:  # how the end of the producer is told
             self._heard.note_error(err.args[0])
+        except SystemError as err:  # the same while it called for an answer: that call failed, and the answer is lost
+            if not isinstance(err.__cause__, KafkaException):
+                raise
+            self._is_answer_lost = True
+            self._heard.note_error(err.__cause__.args[0])
+            self._heard.fault = self._heard.classify(err.__cause__.args[0])
 
     def _look(self, deadline: float) -> None:
         heard = self._heard
