@@ -47,8 +47,10 @@ def choose_priority(heads: Mapping[int, datetime], ageing: timedelta) -> int:
     """Choose the priority of the next batch: the one whose first message has the earliest claim.
 
     A level of priority is worth `ageing` of waiting: of two messages the less urgent one goes first once it has waited
-    longer by `ageing`, more than zero, for each level between them. Every message is handed out in the end. `heads` has
-    of each priority that has any when its first message was stored, or its delay was over.
+    longer by `ageing` for each level between them. Every message is handed out in the end.
+
+    `heads` holds, for each priority that has messages, when its first one was stored or its delay was over. `ageing` is
+    more than zero.
     """
     return min(heads, key=lambda priority: (heads[priority] + priority * ageing, priority))
 

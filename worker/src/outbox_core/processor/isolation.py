@@ -112,9 +112,9 @@ def decide_after_part(search: Search, size: int) -> Search:
 
 
 def decide_after_refusal(search: Search, size: int, begun: int | None = None) -> Search:
-    """So many messages failed together, of which the handler had begun so many, if that is known.
+    """`size` messages failed together; one alone is behind then, as a message that fails.
 
-    One alone is behind then, as a message that fails.
+    `begun` says how many of them the handler had begun, if that is known.
     """
     failed_block = size if search.failing_before is None else search.failed_block
     if size == 1:

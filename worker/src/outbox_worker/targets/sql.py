@@ -59,9 +59,10 @@ class SqlSink(SearchTarget):
     def __init__(
         self, target: SqlTarget, whole: Whole | None = None, some: Some | None = None, schema: str = ""
     ) -> None:
-        """Keep the statement, and what gives the SELECT of a batch's messages, or of some (`batch_relation.py`).
+        """Keep the statement.
 
-        None: the statement's database has not got them; nor has it our functions, whose schema is the last argument.
+        `whole` gives the SELECT of a batch's messages, `some` that of a part of it (`batch_relation.py`); None: the
+        statement's database does not hold them. `schema` is that of our functions; empty: they are not there either.
         """
         self._schema = schema
         self._statement = target.statement
