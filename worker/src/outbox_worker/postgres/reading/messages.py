@@ -26,14 +26,13 @@ from outbox_core.partition import slots_of
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Lag
 from outbox_core.spec import Cursor
-from outbox_worker.postgres.call import fetch_one, fetch_row, fetch_rows, load
+from outbox_worker.postgres.call import Template, fetch_one, fetch_row, fetch_rows, load, place
 from outbox_worker.postgres.reading.payloads import compose_messages
 from outbox_worker.postgres.reading.range_reader import SnapshotReader
 from outbox_worker.postgres.reading.range_scan import RangeScan
 from outbox_worker.postgres.reading.read_range import AFTER, UP_TO, ReadRange, Templates, pair_literals
 from outbox_worker.postgres.reading.shared_look import PartitionLook
 from outbox_worker.postgres.reading.table import build_messages
-from outbox_worker.postgres.template import Template, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
