@@ -210,10 +210,7 @@ class MessageReader:
         wanted = ReadRange(after, limit=window, is_short=self._is_short)
 
         def compose() -> sql.Composed:
-            table = self._table
-            named = sql.SQL("{} AS transaction_id, {} AS position, {} AS matches, {} IS NOT NULL AS delayed").format(
-                table.transaction_id, table.position, table.matches(self._types), table.deliver_after
-            )
+            named = sql.SQL("{} AS transaction_id, {}").format(self._table.transaction_id, self._scan.keys)
             name = "examine_messages" if self._types is None else "examine_filtered"
             return load(name).format(rows=self._rows(named, wanted), most=place("most"))
 
@@ -266,10 +263,8 @@ class MessageReader:
         )  # fmt: skip
 
     def picked_relation(self, ids: sql.Composable, positions: sql.Composable, *, near: bool = False) -> sql.Composed:
-        """Return the same SELECT of the messages with these pairs, in any order; `near`: as `OutboxTable.near` says."""
-        if near:
-            return self._table.near(self._table.selection(payload="jsonb"), ids, positions)
-        return self._table.picked(self._table.selection(payload="jsonb"), ids, positions, self._scan.published)
+        """Return the same SELECT of the messages with these pairs, in any order; `near`: see `picked_batch`."""
+        return self._table.picked_batch(ids, positions, self._scan.published, near=near)
 
     def picked_keyed_relation(
         self, pairs: Iterable[Checkpoint], key: PartitionKey | None, *, by_position: bool
