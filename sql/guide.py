@@ -135,11 +135,11 @@ def build_index(schema: str, table: str, columns: Iterable[str], *, partitioned:
     return f"CREATE INDEX {how}ON {quote(schema)}.{quote(table)} ({', '.join(map(quote, columns))})"
 
 
-def build_table(schema: str, table: str, columns: Mapping[str, str], indent: int = 4) -> str:
+def build_table(schema: str, table: str, columns: Mapping[str, str]) -> str:
     """Write `source.table` as YAML; names are quoted where YAML needs it."""
     listed = [f"    {role}: {_scalar(columns[role])}" for role in _ORDER if role in columns]
     lines = ["table:", f"  schemaName: {_scalar(schema)}", f"  name: {_scalar(table)}", "  columns:", *listed]
-    return "\n".join(" " * indent + line for line in lines)
+    return "\n".join("    " + line for line in lines)
 
 
 def build_manifest(*, schema: str, table: str, columns: Mapping[str, str] | None) -> str:

@@ -18,7 +18,7 @@ from outbox_core.report import ResourceRef
 from outbox_worker.postgres.call import fetch_one
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership import leases as ownership
-from outbox_worker.postgres.progress import checkpoints, numbers
+from outbox_worker.postgres.progress import checkpoints
 
 KEY = ProcessorKey("outbox", "orders")
 RESOURCE = ResourceRef(cluster="c", namespace="n", name="a", uid="u1")
@@ -41,14 +41,12 @@ def acquire(connection):
 
 def store(connection, lease, expected, new, *, with_number=True):
     with connection.transaction():
-        statement = checkpoints.compose_store(KEY, lease, new=new, expected=expected)
-        if with_number:
-            statement = numbers.compose_numbered_store(KEY, statement, new, new.numbering)
-        assert fetch_one(connection, statement)[0] == StoreAnswer.STORED
+        stored = new if with_number else replace(new, numbering=None)
+        assert checkpoints.store(connection, KEY, lease, new=stored, expected=expected) is StoreAnswer.STORED
 
 
 def begin(connection, lease, *, at=FIRST, mapping="m"):
-    return numbers.open_numbers(connection, KEY, lease, at, mapping)
+    return checkpoints.open_numbers(connection, KEY, lease, at, mapping)
 
 
 def passed(before, examined, count):
@@ -145,9 +143,7 @@ def test_the_number_is_as_durable_as_the_checkpoint(connection, owner):
     lease, second = owner
     third = passed(second, THIRD, 4)
     with connection.transaction(force_rollback=True):
-        statement = checkpoints.compose_store(KEY, lease, new=third, expected=second)
-        stored = fetch_one(connection, numbers.compose_numbered_store(KEY, statement, third, third.numbering))
-        assert stored[0] == StoreAnswer.STORED
+        assert checkpoints.store(connection, KEY, lease, new=third, expected=second) is StoreAnswer.STORED
     assert begin(connection, lease, at=SECOND).numbering == second.numbering
 
 
@@ -156,7 +152,7 @@ def test_one_statement_stores_checkpoint_and_number_or_neither(connection, owner
     lease, second = owner
     third = passed(second, THIRD, 4)
     store = checkpoints.compose_store(KEY, lease, new=third, expected=FIRST if refused else second)
-    found = fetch_one(connection, numbers.compose_numbered_store(KEY, store, third, third.numbering))
+    found = fetch_one(connection, store)
     assert (found[0] == StoreAnswer.STORED) is not refused
     expected = second if refused else third
     assert begin(connection, lease, at=expected).numbering == expected.numbering
@@ -175,7 +171,7 @@ def test_partitions_have_numbers_of_their_own(connection, owner):
     assert answer.epoch is not None
     lease = HeldLease(0, answer.epoch, token)
     assert checkpoints.store(connection, key, lease, new=SECOND, expected=None) is StoreAnswer.STORED
-    found = numbers.open_numbers(connection, key, lease, SECOND, "m")
+    found = checkpoints.open_numbers(connection, key, lease, SECOND, "m")
     assert found is not None
     assert found.numbering is not None
     assert found.numbering.space != second.numbering.space

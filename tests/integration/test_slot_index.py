@@ -16,12 +16,12 @@ from outbox_core.partition import partition_of, slot_of
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.progress.snapshot_range import Plan, SnapshotRange
 from outbox_core.spec import PartitionKey, Partitions
+from outbox_worker.postgres.call import Template
 from outbox_worker.postgres.reading.messages import MessageReader, Slice
 from outbox_worker.postgres.reading.range_scan import Limits, RangeScan
 from outbox_worker.postgres.reading.read_range import Lookup, Walk
 from outbox_worker.postgres.reading.slots import can_read_by_slot, ensure_slot_index
 from outbox_worker.postgres.reading.table import OutboxTable
-from outbox_worker.postgres.template import Template
 from outbox_worker.targets.batch_relation import build_batch_relation
 from tests.integration.test_query_plans import Explaining
 from tests.support.database.statistics import choose_statistics

@@ -170,7 +170,7 @@ def test_starve_nothing_in_a_queue_what_failed_before_is_handed_out_again_as_it_
     claimed = cut(queue, by)
     assert (claimed.count, by.reader.fetch_attempts(queue, ReadRange.of(claimed))) == (2, {})
     assert by.complete(queue, claimed, claimed.upto, 2)
-    assert (by.promote_failed(queue, 4), by.promote_failed(queue, 4), by.promote_failed(queue, 4)) == (4, 2, 0)
+    assert [by.promote(queue, 4, failed=True) for _ in range(3)] == [4, 2, 0]
     claimed = cut(queue, by)
     assert (claimed.priority, claimed.count) == (3, 6)
     assert set(by.reader.fetch_attempts(queue, ReadRange.of(claimed)).values()) == {1}

@@ -114,7 +114,7 @@ def left(connection: psycopg.Connection[Any], by: BatchTaker) -> ClaimedBatch:
 def look(connection: psycopg.Connection[Any], by: BatchTaker) -> ClaimedBatch | None:
     """Take what is there already, of either kind."""
     if by.reader.is_queue:
-        by.promote_failed(connection, 1000)
+        by.promote(connection, 1000, failed=True)
     return by.take_left(connection, Turn.FRESH) or by.take_left(connection, Turn.AGAIN)
 
 

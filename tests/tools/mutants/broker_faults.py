@@ -201,7 +201,7 @@ BROKER: Final = (
     ),
     fault(
         "the number is not stored with its checkpoint",
-        f"{WORKER}/postgres/progress/numbers.py",
+        f"{WORKER}/postgres/progress/checkpoints.py",
         "CASE WHEN s.answer = {} THEN",
         "CASE WHEN s.answer <> {} THEN",
         f"{_STREAM}::test_killed_between_confirm_and_checkpoint_the_stream_has_each_once",

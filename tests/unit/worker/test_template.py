@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from psycopg import sql
 
-from outbox_worker.postgres.template import Template, place
+from outbox_worker.postgres.call import Template, place
 
 LOWEST = -(2**63)
 

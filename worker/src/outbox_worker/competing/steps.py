@@ -180,7 +180,7 @@ class CompetingSteps:
         connection = self._target.connection()
         most = self._context.throttle.limit(self._size, retried=True)
         if self._taker.reader.is_queue:
-            claimed, promoted = None, self._taker.promote_failed(connection, min(most, PROMOTED_AGAIN))
+            claimed, promoted = None, self._taker.promote(connection, min(most, PROMOTED_AGAIN), failed=True)
         else:
             claimed, promoted = self._taker.take_left(connection, Turn.AGAIN, most), 0
         if claimed is None and not promoted:

@@ -26,7 +26,7 @@ from outbox_worker.postgres.admin import mappings
 from outbox_worker.postgres.feeds import competing, holding
 from outbox_worker.postgres.ownership import leases as ownership
 from outbox_worker.postgres.ownership import partitions
-from outbox_worker.postgres.progress import checkpoints, conflicts, numbers, rebuilds, starts
+from outbox_worker.postgres.progress import checkpoints, conflicts, rebuilds, starts
 from outbox_worker.shutdown import Interrupted
 
 if TYPE_CHECKING:
@@ -385,7 +385,7 @@ class OwnerSteps:
         self, connection: Connection, lease: outcomes.HeldLease, found: checkpoints.Start
     ) -> checkpoints.Start | None:
         mapping = describe_mapping(self._context.config)
-        pair = numbers.open_numbers(connection, self._context.key, lease, found.pair, mapping)
+        pair = checkpoints.open_numbers(connection, self._context.key, lease, found.pair, mapping)
         return None if pair is None else replace(found, pair=pair)
 
     def _begin_target(self, lease: outcomes.HeldLease, stored: Checkpoint | None) -> None:

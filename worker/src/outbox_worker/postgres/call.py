@@ -15,13 +15,13 @@ import re
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
 from outbox_worker.postgres.errors import translate, translated
-from outbox_worker.postgres.template import Template, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     Row: TypeAlias = tuple[Any, ...]
 
 _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_MARK: Final = "\0"
+"""No identifier and no literal of PostgreSQL can hold it."""
+_PLAIN: Final = re.compile(r"[\w:,{}/.-]*", re.ASCII)
+"""A name, a number, a snapshot, a place in the log, or an array of numbers: nothing that ends a literal."""
 
 
 def call(connection: Connection, schema: str, function: str, /, **arguments: object) -> Any:
@@ -109,6 +113,46 @@ def _name_values(schema: str, function: str, names: tuple[str, ...], values: Seq
         for name, value in zip(names, values, strict=True)
     )
     return sql.SQL("{}({})").format(sql.Identifier(schema, function), given)
+
+
+def place(name: str) -> sql.SQL:
+    """Mark the place of a value in a statement."""
+    return sql.SQL(f"{_MARK}{name}{_MARK}")
+
+
+class Template:
+    """A statement that differs in values alone: it is composed once, and filled in for each batch.
+
+    Values stay literals: with parameters the server may keep a plan that it made while a table was empty. The server
+    finds the type of each where it stands, so numbers are quoted as text is.
+    """
+
+    def __init__(self, composed: sql.Composable) -> None:
+        """Keep the text between the places."""
+        self._parts = composed.as_string(None).split(_MARK)
+        self._names = self._parts[1::2]
+        self._distinct = frozenset(self._names)
+
+    def fill(self, values: Mapping[str, object]) -> sql.Composed:
+        """Return the statement with its values.
+
+        Raises:
+            KeyError: a place has no value.
+
+        """
+        quoted = {}
+        for name in self._distinct:
+            value = values[name]
+            if value is None:
+                quoted[name] = "NULL"
+            elif isinstance(value, int | float | UUID) or (isinstance(value, str) and _PLAIN.fullmatch(value)):
+                # Faster than psycopg, which looks for a way to write each type.
+                quoted[name] = f"'{value}'"
+            else:
+                quoted[name] = sql.Literal(value).as_string(None)
+        filled = self._parts.copy()
+        filled[1::2] = [quoted[name] for name in self._names]
+        return sql.Composed([sql.SQL("".join(filled))])
 
 
 @cache

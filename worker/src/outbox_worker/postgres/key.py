@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from outbox_core.processor.outcomes import HeldLease
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +26,6 @@ class ProcessorKey:
     def __post_init__(self) -> None:
         """Name the arguments once: each batch uses them."""
         object.__setattr__(self, "names", {"processor_id": self.processor_id, "partition": self.partition})
-
-    def leased(self, lease: HeldLease | None) -> dict[str, Any]:
-        """Return `names` with those of a lease, which the function compares; None: the caller has none."""
-        return self.names | {"epoch": lease and lease.epoch, "owner_token": lease and lease.token}
 
     @property
     def lock_name(self) -> str:

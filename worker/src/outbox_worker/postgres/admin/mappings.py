@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outbox_core.spec import Source
-from outbox_worker.postgres.call import call, fetch_rows, in_schema
+from outbox_worker.postgres.call import call, fetch_dicts, in_schema
 
 if TYPE_CHECKING:
     from outbox_worker.postgres.connection import Connection
@@ -26,25 +26,20 @@ def note(connection: Connection, key: ProcessorKey, claim_uid: str, source: Sour
 
 def list_mappings(connection: Connection, schema: str) -> dict[str, Source]:
     """Return the source of each processor that ever said it."""
-    rows = fetch_rows(connection, in_schema("list_mappings", schema))
-    return {processor_id: _source(schema, *mapping) for processor_id, *mapping in rows}
+    rows = fetch_dicts(connection, in_schema("list_mappings", schema))
+    return {row["processor_id"]: _source(schema, row) for row in rows}
 
 
-def _source(
-    schema: str,
-    table_schema: str | None,
-    name: str | None,
-    columns: dict[str, str] | None,
-    publications: list[str],
-    message_types: list[str],
-) -> Source:
-    table = None if name is None else {"schemaName": table_schema, "name": name, "columns": columns or {}}
+def _source(schema: str, row: dict[str, Any]) -> Source:
+    table = None
+    if row["table_name"] is not None:
+        table = {"schemaName": row["table_schema"], "name": row["table_name"], "columns": row["columns"] or {}}
     return Source.model_validate(
         {
             "connection": {"secretRef": {"name": "unused"}},
             "schemaName": schema,
             "table": table,
-            "publications": publications,
-            "messageTypes": message_types,
+            "publications": row["publications"],
+            "messageTypes": row["message_types"],
         }
     )

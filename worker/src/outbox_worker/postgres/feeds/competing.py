@@ -170,17 +170,17 @@ class BatchTaker:
         again = turn is Turn.AGAIN
         most = self._most(limit)
         if self._competing.queue is not None and not again:
-            self._promote(connection, PROMOTED, failed=False)
+            self.promote(connection, PROMOTED, failed=False)
         row = fetch_row(
             connection, in_schema("take_waiting", self._key.schema), self._names | {"limit": most, "failed": again}
         )
         return None if row is None else _claimed(row, again=again)
 
-    def promote_failed(self, connection: Connection, limit: int) -> int:
-        """Let at most `limit` messages of the queue that failed before be handed out again; return how many."""
-        return self._promote(connection, limit, failed=True)
+    def promote(self, connection: Connection, limit: int, *, failed: bool) -> int:
+        """Let at most `limit` messages of the queue whose time has come be handed out; return how many.
 
-    def _promote(self, connection: Connection, limit: int, *, failed: bool) -> int:
+        `failed`: of those that failed before; else of the others.
+        """
         promoted: int = call(
             connection, self._key.schema, "promote_waiting", queue=self._competing.queue, limit=limit, failed=failed
         )

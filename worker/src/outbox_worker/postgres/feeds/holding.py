@@ -20,7 +20,7 @@ from outbox_core.progress.checkpoint import Checkpoint, parse_checkpoint
 from outbox_core.report import BlockedKey, FailureSummary
 from outbox_worker.postgres.call import call, call_row, fetch_one, fetch_row, fetch_rows, in_schema, load
 from outbox_worker.postgres.errors import translated
-from outbox_worker.postgres.progress.checkpoints import pair_parameters
+from outbox_worker.postgres.progress.checkpoints import leased, pair_parameters
 from outbox_worker.postgres.reading.payloads import shipped_columns
 from outbox_worker.postgres.reading.read_range import pair_literals
 from outbox_worker.postgres.reading.table import within_python
@@ -178,7 +178,7 @@ def take_due(
 
 def _take_due(connection: Connection, key: ProcessorKey, lease: HeldLease, limit: int, small: int | None) -> Taken:
     payload = small is not None
-    parameters = key.leased(lease) | {"limit": limit, "payload": payload}
+    parameters = leased(key, lease) | {"limit": limit, "payload": payload}
     statement = load("take_due_messages").format(
         schema=sql.Identifier(key.schema), scheduled=within_python(sql.Identifier("scheduled")),
         payload=shipped_columns("due", small),
@@ -196,7 +196,7 @@ def settle(connection: Connection, key: ProcessorKey, lease: HeldLease, held: It
     """Say, in the transaction of the effects, that these are handled; return how many were held, -1: not the owner."""
     pairs = [each.checkpoint for each in held]
     settled: int = call(
-        connection, key.schema, "settle_held_messages", **key.leased(lease),
+        connection, key.schema, "settle_held_messages", **leased(key, lease),
         transaction_ids=[str(pair.transaction_id) for pair in pairs], positions=[pair.position for pair in pairs],
     )  # fmt: skip
     return settled
@@ -204,7 +204,7 @@ def settle(connection: Connection, key: ProcessorKey, lease: HeldLease, held: It
 
 def fail(connection: Connection, key: ProcessorKey, lease: HeldLease, failed: Sequence[Failure]) -> int:
     """Write down what becomes of held messages that failed again; return how many are still held, -1: not the owner."""
-    held: int = call(connection, key.schema, "fail_held_messages", **key.leased(lease), decisions=_decisions(failed))
+    held: int = call(connection, key.schema, "fail_held_messages", **leased(key, lease), decisions=_decisions(failed))
     return held
 
 
@@ -213,7 +213,7 @@ def review(
 ) -> Review | None:
     """Look at what former owners left, and let what was given up be tried again; None: not the owner."""
     owned, any_held, blocking, *counts = call_row(
-        connection, key.schema, "review_partition", **key.leased(lease), generation=generation, forgive=forgive
+        connection, key.schema, "review_partition", **leased(key, lease), generation=generation, forgive=forgive
     )
     return Review(any_held, blocking, *(count or 0 for count in counts)) if owned else None
 
@@ -257,7 +257,7 @@ def mark_in_flight(
     Returns how many processes that one killed when it was tried alone, -1: not the owner.
     """
     killed: int = call(
-        connection, key.schema, "begin_in_flight", **key.leased(lease), transaction_id=str(pair.transaction_id),
+        connection, key.schema, "begin_in_flight", **leased(key, lease), transaction_id=str(pair.transaction_id),
         position=pair.position, in_flight=in_flight, generation=generation,
     )  # fmt: skip
     return killed
@@ -265,7 +265,7 @@ def mark_in_flight(
 
 def clear_in_flight(connection: Connection, key: ProcessorKey, lease: HeldLease) -> None:
     """Write down that the attempt was answered, with or without success: this process did not die of it."""
-    call(connection, key.schema, "end_in_flight", **key.leased(lease))
+    call(connection, key.schema, "end_in_flight", **leased(key, lease))
 
 
 def held_relation(key: ProcessorKey, ids: sql.Composable, positions: sql.Composable) -> sql.Composed:

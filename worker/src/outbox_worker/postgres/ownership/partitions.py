@@ -14,10 +14,7 @@ from uuid import UUID
 from outbox_core.partition import PartitionOwners
 from outbox_core.progress.barrier import Obstacle, Partitioning, snapshot_barrier
 from outbox_worker.postgres.call import call, call_row, call_rows, fetch_one, fetch_row, fetch_rows, in_schema
-from outbox_worker.postgres.progress.checkpoints import (
-    build_pair,
-    fetch_high_water_mark,
-)
+from outbox_worker.postgres.progress.checkpoints import build_pair, fetch_high_water_mark, leased
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -74,7 +71,7 @@ def begin(
 ) -> Begun:
     """Partition the processor and start it at `start`, as the owner of any partition; or learn how it is."""
     row = call_row(
-        connection, key.schema, "begin_partitions", **key.leased(lease), count=count, key=by,
+        connection, key.schema, "begin_partitions", **leased(key, lease), count=count, key=by,
         transaction_id=None if start is None else str(start.transaction_id),
         position=None if start is None else start.position,
     )  # fmt: skip
@@ -82,7 +79,7 @@ def begin(
     if begun.begun and start is not None and start.snapshot_range is not None:
         snapshot_range = start.snapshot_range
         call(
-            connection, key.schema, "begin_ranges", **key.leased(lease), lower=snapshot_range.lower,
+            connection, key.schema, "begin_ranges", **leased(key, lease), lower=snapshot_range.lower,
             upper=snapshot_range.upper, position=snapshot_range.position,
         )  # fmt: skip
     return begun

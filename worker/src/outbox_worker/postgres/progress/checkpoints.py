@@ -1,5 +1,7 @@
 """The stored checkpoint: read it, store the first one and the next one, settle an unanswered COMMIT.
 
+For a target whose receiver drops what it has, the number of a message is beside it (outbox_core.progress.numbering).
+
 The contract itself is SQL (`store_processor_checkpoint`), because other programs call it too. Its
 functions keep a shadow checkpoint beside it, so that a worker that loads a row sees that it was edited by hand
 (`find_tampering`), although the audit log has no such decision.
@@ -7,11 +9,14 @@ functions keep a shadow checkpoint beside it, so that a worker that loads a row 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from psycopg import sql
 
 from outbox_core.errors import ConfigurationError, OutboxError
 from outbox_core.progress.checkpoint import MAX_POSITION, Checkpoint, StoreAnswer
+from outbox_core.progress.numbering import Numbering
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import Reason
 from outbox_core.spec import Cursor
@@ -20,8 +25,6 @@ from outbox_worker.postgres.call import call_row, call_rows, compose_call, fetch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import datetime
-
-    from psycopg import sql
 
     from outbox_core.processor.outcomes import HeldLease
     from outbox_core.spec import Source
@@ -126,7 +129,7 @@ def store(
     new: Checkpoint,
     expected: Checkpoint | None,
 ) -> StoreAnswer:
-    """Store `new` in the connection's open transaction; roll back on every answer but STORED.
+    """Store `new`, with its number if it has one, in the open transaction; roll back on every answer but STORED.
 
     Raises:
         PermanentError: `new` is not after `expected`.
@@ -137,18 +140,60 @@ def store(
 
 
 def compose_store(
-    key: ProcessorKey, lease: HeldLease | None, *, new: Checkpoint, expected: Checkpoint | None
+    key: ProcessorKey,
+    lease: HeldLease | None,
+    *,
+    new: Checkpoint,
+    expected: Checkpoint | None,
+    run: str | None = None,
 ) -> sql.Composed:
-    """Return the statement of `store`, to be one among others that are sent at once."""
+    """Return the statement of `store`, to be one among others that are sent at once.
+
+    `run`: in another run of the server nothing is stored, and the answer is null.
+    """
     if new.snapshot_range is None:
-        return compose_call(
-            key.schema, "store_processor_checkpoint", **key.leased(lease),
+        stored = compose_call(
+            key.schema, "store_processor_checkpoint", **leased(key, lease),
             **pair_parameters(new=new, expected=expected),
         )  # fmt: skip
-    return compose_call(
-        key.schema, "store_processor_range", **key.leased(lease), **range_parameters("new", new),
-        **range_parameters("expected", expected),
+    else:
+        stored = compose_call(
+            key.schema, "store_processor_range", **leased(key, lease), **range_parameters("new", new),
+            **range_parameters("expected", expected),
+        )  # fmt: skip
+    if run is not None:
+        stored = sql.SQL("SELECT CASE WHEN {}.server_run()::text = {} THEN ({}) END").format(
+            sql.Identifier(key.schema), sql.Literal(run), stored
+        )
+    if new.numbering is None:
+        return stored
+    number = compose_call(
+        key.schema, "store_publisher_number", **key.names, space=new.numbering.space,
+        transaction_id=str(new.transaction_id), position=new.position, number=new.numbering.last,
     )  # fmt: skip
+    return sql.SQL(
+        "WITH s (answer) AS MATERIALIZED ({}) SELECT s.answer, CASE WHEN s.answer = {} THEN ({}) END FROM s"
+    ).format(stored, sql.Literal(StoreAnswer.STORED.value), number)
+
+
+def open_numbers(
+    connection: Connection, key: ProcessorKey, lease: HeldLease, stored: Checkpoint, mapping: str
+) -> Checkpoint | None:
+    """Return the stored checkpoint with its number, in the transaction that loaded it under the lease; None: it went.
+
+    Raises:
+        ConfigurationError: `CursorDiffers`: the checkpoint is a snapshot range.
+
+    """
+    if stored.snapshot_range is not None:
+        raise ConfigurationError(
+            f"the checkpoint of processor {key.processor_id!r} is of cursor Snapshot, and its target numbers messages "
+            "in the order of cursor TransactionOrder: use another processorId with source.cursor: TransactionOrder and "
+            "startFrom",
+            reason=Reason.CURSOR_DIFFERS,
+        )
+    rows = call_rows(connection, key.schema, "open_publisher_numbers", **leased(key, lease), mapping=mapping)
+    return replace(stored, numbering=Numbering(str(rows[0][0]), rows[0][1])) if rows else None
 
 
 def settle(connection: Connection, key: ProcessorKey, lease: HeldLease) -> Settled:
@@ -160,7 +205,7 @@ def settle(connection: Connection, key: ProcessorKey, lease: HeldLease) -> Settl
         TransientError: the old transaction is not over yet, ask again.
 
     """
-    owned, transaction_id, _ = call_row(connection, key.schema, "settle_processor_checkpoint", **key.leased(lease))
+    owned, transaction_id, _ = call_row(connection, key.schema, "settle_processor_checkpoint", **leased(key, lease))
     # Only the owner, which is asking, could store another one between the two.
     stored = None if transaction_id is None else load(connection, key)
     return Settled(owned, None if stored is None else stored.pair)
@@ -241,6 +286,11 @@ def range_parameters(name: str, checkpoint: Checkpoint | None) -> dict[str, Any]
         f"{name}_upper": snapshot_range.upper,
         f"{name}_position": snapshot_range.position,
     }
+
+
+def leased(key: ProcessorKey, lease: HeldLease | None) -> dict[str, Any]:
+    """Name the key and a lease, which the function compares; None: the caller has none."""
+    return key.names | {"epoch": lease and lease.epoch, "owner_token": lease and lease.token}
 
 
 def partition_parameters(pairs: Mapping[int, Checkpoint]) -> dict[str, list[Any]]:

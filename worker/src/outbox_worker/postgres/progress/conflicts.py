@@ -137,27 +137,16 @@ def rewind(connection: Connection, key: ProcessorKey, pair: Checkpoint, *, reaso
 
 
 def _conflict(row: dict[str, Any]) -> Conflict:
-    holder = None
-    if row["holder_uid"] is not None:
-        holder = ResourceRef(
-            cluster=row["holder_cluster"],
-            namespace=row["holder_namespace"],
-            name=row["holder_name"],
-            uid=row["holder_uid"],
-        )
+    holder = {name: row[f"holder_{name}"] for name in ("cluster", "namespace", "name", "uid")}
+    same = ("id", "code", "partition", "epoch", "pod", "holder_pod")
     return Conflict(
-        id=row["id"],
-        code=row["code"],
-        partition=row["partition"],
         expected=_pair(row, "expected"),
         stored=_pair(row, "stored"),
         new=_pair(row, "new"),
-        epoch=row["epoch"],
-        pod=row["pod"],
         time=row["recorded_at"],
-        holder=holder,
-        holder_pod=row["holder_pod"],
+        holder=None if holder["uid"] is None else ResourceRef(**holder),
         needs_person=row["needs_person"] and row["resolved_at"] is None,
+        **{name: row[name] for name in same},
     )
 
 

@@ -12,7 +12,7 @@ from outbox_core.errors import ConfigurationError
 from outbox_core.plain import plain_count
 from outbox_worker.postgres.call import call, call_row, fetch_dicts, fetch_one, fetch_row, fetch_rows, in_schema
 from outbox_worker.postgres.errors import translated
-from outbox_worker.postgres.progress.checkpoints import build_checkpoint, build_pair, partition_parameters
+from outbox_worker.postgres.progress.checkpoints import build_checkpoint, build_pair, leased, partition_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -168,7 +168,7 @@ def advance_partitions(
     `coverage` is where they stood when that began. False: one of them stored something since.
     """
     advanced = call(
-        connection, key.schema, "advance_partitions", **key.leased(lease), **partition_parameters(goals),
+        connection, key.schema, "advance_partitions", **leased(key, lease), **partition_parameters(goals),
         coverage=None if coverage is None else coverage.text,
     )  # fmt: skip
     return advanced is True

@@ -30,16 +30,16 @@ ORDER BY l.partition
 
 -- name: list_rebuilds
 -- Which processor replaces which, with both checkpoints; of a partitioned one the furthest.
+WITH furthest AS (
+    SELECT DISTINCT ON (c.processor_id) c.processor_id, c.last_processed_transaction_id::text AS t,
+           c.last_processed_position AS p
+    FROM {schema}.processor_checkpoints AS c
+    ORDER BY c.processor_id, c.last_processed_transaction_id DESC, c.last_processed_position DESC
+)
 SELECT r.processor_id, r.of_processor_id, r.begun_at, r.swapped_at,
        n.t AS new_t, n.p AS new_p, o.t AS old_t, o.p AS old_p
 FROM {schema}.processor_rebuilds AS r
-LEFT JOIN LATERAL (
-    SELECT c.last_processed_transaction_id::text AS t, c.last_processed_position AS p
-    FROM {schema}.processor_checkpoints AS c WHERE c.processor_id = r.processor_id
-    ORDER BY c.last_processed_transaction_id DESC, c.last_processed_position DESC LIMIT 1) AS n ON true
-LEFT JOIN LATERAL (
-    SELECT c.last_processed_transaction_id::text AS t, c.last_processed_position AS p
-    FROM {schema}.processor_checkpoints AS c WHERE c.processor_id = r.of_processor_id
-    ORDER BY c.last_processed_transaction_id DESC, c.last_processed_position DESC LIMIT 1) AS o ON true
+LEFT JOIN furthest AS n ON n.processor_id = r.processor_id
+LEFT JOIN furthest AS o ON o.processor_id = r.of_processor_id
 WHERE %(processor_id)s::text IS NULL OR r.processor_id = %(processor_id)s OR r.of_processor_id = %(processor_id)s
 ORDER BY r.begun_at, r.processor_id

@@ -24,7 +24,12 @@ from outbox_core.report import Reason
 from outbox_core.spec import DEFAULT_CURSOR, Cursor, StartType
 from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.call import call, fetch_one, fetch_row, fetch_rows, in_schema, load
-from outbox_worker.postgres.progress.checkpoints import build_checkpoint, fetch_high_water_mark, partition_parameters
+from outbox_worker.postgres.progress.checkpoints import (
+    build_checkpoint,
+    fetch_high_water_mark,
+    leased,
+    partition_parameters,
+)
 from outbox_worker.postgres.reading.range_scan import RangeScan
 from outbox_worker.postgres.reading.snapshots import take_snapshot
 from outbox_worker.postgres.reading.table import OutboxTable
@@ -228,12 +233,12 @@ def spread(connection: Connection, key: ProcessorKey, lease: HeldLease, pairs: M
     of = partition_parameters(pairs)
     if any(pair.snapshot_range is not None for pair in pairs.values()):
         spread = call(
-            connection, key.schema, "spread_ranges", **key.leased(lease), partitions=of["partitions"],
+            connection, key.schema, "spread_ranges", **leased(key, lease), partitions=of["partitions"],
             lowers=of["lowers"], uppers=of["uppers"], positions=of["positions"],
         )  # fmt: skip
     else:
         spread = call(
-            connection, key.schema, "spread_start", **key.leased(lease), partitions=of["partitions"],
+            connection, key.schema, "spread_start", **leased(key, lease), partitions=of["partitions"],
             transaction_ids=of["transaction_ids"], positions=of["counters"],
         )  # fmt: skip
     return spread is True

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Final
 from psycopg import sql
 
 from outbox_core.progress.snapshot import parse_snapshot
-from outbox_worker.postgres.call import fetch_rows, load
+from outbox_worker.postgres.call import Template, fetch_rows, load, place
 from outbox_worker.postgres.reading.range_scan import RangeScan
-from outbox_worker.postgres.template import Template, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

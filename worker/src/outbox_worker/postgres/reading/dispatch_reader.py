@@ -200,12 +200,8 @@ class DispatchReader:
         """Return the same SELECT of a range's messages with these pairs; None: they are listed, and may be copies."""
         if claimed.snapshot_range is None:
             return None
-        if near:
-            return self.table.near(self.table.selection(payload="jsonb"), ids, positions)
         available = self._scan.available(sql.Literal(claimed.priority)) if self.is_queue else []
-        return self.table.picked(
-            self.table.selection(payload="jsonb"), ids, positions, [*available, *self._scan.published]
-        )
+        return self.table.picked_batch(ids, positions, [*available, *self._scan.published], near=near)
 
     def count(self, connection: Connection, wanted: ReadRange) -> tuple[int, int, float]:
         """Count what is in a range: matching, all, and the age of the oldest matching one in seconds."""

@@ -26,14 +26,13 @@ from outbox_core.partition import slots_of
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Lag
 from outbox_core.spec import Cursor
-from outbox_worker.postgres.call import fetch_one, fetch_row, fetch_rows, load
+from outbox_worker.postgres.call import Template, fetch_one, fetch_row, fetch_rows, load, place
 from outbox_worker.postgres.reading.payloads import compose_messages
 from outbox_worker.postgres.reading.range_reader import SnapshotReader
 from outbox_worker.postgres.reading.range_scan import RangeScan
 from outbox_worker.postgres.reading.read_range import AFTER, UP_TO, ReadRange, Templates, pair_literals
 from outbox_worker.postgres.reading.shared_look import PartitionLook
 from outbox_worker.postgres.reading.table import build_messages
-from outbox_worker.postgres.template import Template, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -211,10 +210,7 @@ class MessageReader:
         wanted = ReadRange(after, limit=window, is_short=self._is_short)
 
         def compose() -> sql.Composed:
-            table = self._table
-            named = sql.SQL("{} AS transaction_id, {} AS position, {} AS matches, {} IS NOT NULL AS delayed").format(
-                table.transaction_id, table.position, table.matches(self._types), table.deliver_after
-            )
+            named = sql.SQL("{} AS transaction_id, {}").format(self._table.transaction_id, self._scan.keys)
             name = "examine_messages" if self._types is None else "examine_filtered"
             return load(name).format(rows=self._rows(named, wanted), most=place("most"))
 
@@ -267,10 +263,8 @@ class MessageReader:
         )  # fmt: skip
 
     def picked_relation(self, ids: sql.Composable, positions: sql.Composable, *, near: bool = False) -> sql.Composed:
-        """Return the same SELECT of the messages with these pairs, in any order; `near`: as `OutboxTable.near` says."""
-        if near:
-            return self._table.near(self._table.selection(payload="jsonb"), ids, positions)
-        return self._table.picked(self._table.selection(payload="jsonb"), ids, positions, self._scan.published)
+        """Return the same SELECT of the messages with these pairs, in any order; `near`: see `picked_batch`."""
+        return self._table.picked_batch(ids, positions, self._scan.published, near=near)
 
     def picked_keyed_relation(
         self, pairs: Iterable[Checkpoint], key: PartitionKey | None, *, by_position: bool

@@ -24,14 +24,13 @@ from psycopg import sql
 from outbox_core.message import Batch, Message
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange
-from outbox_worker.postgres.call import fetch_one, fetch_rows, load
+from outbox_worker.postgres.call import fetch_one, fetch_rows, load, place
 from outbox_worker.postgres.reading.payloads import compose_messages, shipped_columns
 from outbox_worker.postgres.reading.range_scan import NOTHING_FOUND, SIZE, Limits, RangeScan
 from outbox_worker.postgres.reading.read_range import Lookup, Templates, Walk, array_text
 from outbox_worker.postgres.reading.shared_look import FRESH, Found, SharedLook, read_numbers
 from outbox_worker.postgres.reading.snapshots import fetch_news, fetch_present, is_later, take_snapshot
 from outbox_worker.postgres.reading.table import build_messages
-from outbox_worker.postgres.template import place
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,9 +18,9 @@ from psycopg import sql
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.progress.snapshot_range import Plan, SnapshotRange
+from outbox_worker.postgres.call import Template, place
 from outbox_worker.postgres.reading.read_range import AFTER, UP_TO, Lookup, Walk, pair_place
 from outbox_worker.postgres.reading.table import OutboxTable
-from outbox_worker.postgres.template import Template, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -11,7 +11,7 @@ from typing_extensions import override
 from outbox_core.progress.checkpoint import BEGINNING, MAX_POSITION, Checkpoint
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, NOTHING
-from outbox_worker.postgres.template import Template, place
+from outbox_worker.postgres.call import Template, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -24,9 +24,8 @@ from psycopg import sql
 
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.progress.snapshot_range import Plan, SnapshotRange
-from outbox_worker.postgres.call import fetch_rows, load
+from outbox_worker.postgres.call import Template, fetch_rows, load
 from outbox_worker.postgres.reading.read_range import Lookup
-from outbox_worker.postgres.template import Template
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -234,12 +234,17 @@ class OutboxTable:
             conditions=sql.SQL(" AND ").join(where),
         )  # fmt: skip
 
-    def near(self, columns: sql.Composable, ids: sql.Composable, positions: sql.Composable) -> sql.Composed:
-        """Return what `picked` returns, for positions in ascending order with few others between them.
+    def picked_batch(
+        self, ids: sql.Composable, positions: sql.Composable, conditions: Sequence[sql.Composable], *, near: bool
+    ) -> sql.Composed:
+        """Return `picked` for a user's statement; `near`: positions ascend, with few others between them.
 
-        A walk along the index of positions costs half of looking up each message. Where `ids` is null, all messages
-        from the first position to the last, which costs less again: nothing is looked for in arrays.
+        Then a walk along the index of positions costs half of looking up each message. Where `ids` is null, all
+        messages from the first position to the last, which costs less again: nothing is looked for in arrays.
         """
+        columns = self.selection(payload="jsonb")
+        if not near:
+            return self.picked(columns, ids, positions, conditions)
         return sql.SQL(
             "SELECT {columns} FROM {table} AS o WHERE {p} >= ({at}::bigint[])[1] "
             "AND {p} <= ({at}::bigint[])[cardinality({at}::bigint[])] "

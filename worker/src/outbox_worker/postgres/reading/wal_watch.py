@@ -21,8 +21,7 @@ from psycopg import pq
 
 from outbox_core.errors import OutboxError
 from outbox_core.retry import wake_wait
-from outbox_worker.postgres.call import load
-from outbox_worker.postgres.template import Template, place
+from outbox_worker.postgres.call import Template, load, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable

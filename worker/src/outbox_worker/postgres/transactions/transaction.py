@@ -24,10 +24,9 @@ from outbox_core.progress.checkpoint import BEGINNING, StoreAnswer
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_core.report import Reason
 from outbox_worker.postgres import identity
-from outbox_worker.postgres.call import fetch_one, load
+from outbox_worker.postgres.call import Template, load, place
 from outbox_worker.postgres.errors import as_refused_commit, translate, translated
-from outbox_worker.postgres.progress import checkpoints, numbers
-from outbox_worker.postgres.template import Template, place
+from outbox_worker.postgres.progress import checkpoints
 from outbox_worker.postgres.transactions.guard import MARK
 
 if TYPE_CHECKING:
@@ -216,8 +215,10 @@ class TransactionRunner:
         What was refused wrote nothing, so that COMMIT is as good as ROLLBACK. Nothing is stored in another run of the
         server than that in which the checkpoint was learned.
         """
-        opening = self._opening.fill({"epoch": request.lease.epoch, "mark": ""})
-        text = [opening, self._compose_store(request, self.server_run), sql.SQL(self._closing)]
+        lease, new, expected = request.lease, request.new, request.expected
+        opening = self._opening.fill({"epoch": lease.epoch, "mark": ""})
+        stored = checkpoints.compose_store(self._key, lease, new=new, expected=expected, run=self.server_run)
+        text = [opening, stored, sql.SQL(self._closing)]
         if (next_id := self._find_next_id(request)) is not None:
             text.append(load("fetch_snapshot"))  # behind the log's place: what commits later moves the log
         try:
@@ -239,19 +240,8 @@ class TransactionRunner:
         return self._roll_back_refused(connection, request, answer)
 
     def _store(self, connection: Connection, request: StoreRequest) -> StoreAnswer:
-        return StoreAnswer(fetch_one(connection, self._compose_store(request))[0])
-
-    def _compose_store(self, request: StoreRequest, run: str | None = None) -> sql.Composed:
-        """Return the statement that stores checkpoint and number and returns the answer; null in another run."""
-        new = request.new
-        stored = checkpoints.compose_store(self._key, request.lease, new=new, expected=request.expected)
-        if run is not None:
-            stored = sql.SQL("SELECT CASE WHEN {}.server_run()::text = {} THEN ({}) END").format(
-                sql.Identifier(self._key.schema), sql.Literal(run), stored
-            )
-        return (
-            stored if new.numbering is None else numbers.compose_numbered_store(self._key, stored, new, new.numbering)
-        )
+        stored = checkpoints.compose_store(self._key, request.lease, new=request.new, expected=request.expected)
+        return StoreAnswer(connection.execute(stored).fetchall()[0][0])
 
     def _roll_back_refused(
         self, connection: Connection, request: StoreRequest, answer: StoreAnswer
