@@ -239,9 +239,12 @@ def test_code_in_a_spark_driver_makes_no_pod_that_is_more_than_restricted(cluste
         make_account(cluster, lax, name, "ClusterRole", driver_role(served)) for name in ("orders-driver", "builder")
     )
     probed = {**EXECUTOR, "livenessProbe": {"httpGet": {"path": "/", "port": 80}}}
+    refused = "pod.spec.hostPID: must be false"
+    made = executor_of(lax, hostPID=True)
+    wait("the policy for pods is at work", lambda: refused in refusal_of(driver, made), within=30)
     assert refusal_of(driver, executor_of(lax, containers=[probed])) == "", "with what the API server fills in"
     for change, said in (
-        ({"hostPID": True}, "pod.spec.hostPID: must be false"),
+        ({"hostPID": True}, refused),
         ({"volumes": [{"name": "node", "hostPath": {"path": "/"}}]}, "pod.spec.volumes[node].hostPath: is not allowed"),
         ({"automountServiceAccountToken": True}, "pod.spec.automountServiceAccountToken: must be false"),
         ({"containers": [{"name": "x", "image": "x"}]}, "pod.spec.containers[x].securityContext: is missing"),

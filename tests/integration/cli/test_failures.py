@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.integration.cli.conftest import Cli
 from tests.support.failing import KEYS, Failing
 from tests.support.servers.postgres import wait_until
 from tests.support.worker import SQL_TARGET, Outbox, Workers
@@ -37,10 +38,10 @@ def call(failing, tmp_path):
     (secret / "uri").write_text(failing.outbox.database.uri())
 
     def run(*arguments, background=False):
-        command = [sys.executable, "-m", "outbox_cli", *arguments, "--connection", str(secret)]
         if background:
+            command = [sys.executable, "-m", "outbox_cli", *arguments, "--connection", str(secret)]
             return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = Cli(secret).run(*arguments)
         return done.returncode, done.stdout, done.stderr
 
     return run
