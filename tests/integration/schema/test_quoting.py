@@ -10,6 +10,7 @@ from outbox_sql import adopt
 from outbox_sql.adopt import Adoption
 from outbox_worker.postgres import schema
 from outbox_worker.postgres.admin.repair import find_outboxes as find_written
+from outbox_worker.postgres.reading.table import OutboxTable
 from tests.integration.cli.conftest import Cli
 from tests.support.servers.postgres import build_source
 
@@ -24,7 +25,10 @@ def quoting(database):
 
 
 def test_our_own_table_is_in_order(database):
-    schema.ensure_schema(database.connect(), build_source())
+    source, connection = build_source(), database.connect()
+    schema.ensure_schema(connection, source)
+    table = OutboxTable.of(source)
+    assert schema.find_faults(table, schema.fetch_columns(connection, table)) == []
 
 
 def test_another_outbox_is_known_and_adopted(database):

@@ -17,10 +17,10 @@ from outbox_worker.targets.log import LogSink
 
 
 class Output(io.RawIOBase):
-    """Takes seven bytes at a time, and nothing each third time; then it has no room."""
+    """Takes seven bytes at a time; then it has no room, and says so or takes nothing."""
 
-    def __init__(self, room):
-        self.taken, self.room, self.turn = b"", room, 0
+    def __init__(self, room, *, says_so=True):
+        self.taken, self.room, self.says_so = b"", room, says_so
 
     @override
     def writable(self):
@@ -28,17 +28,18 @@ class Output(io.RawIOBase):
 
     @override
     def write(self, data):
-        self.turn += 1
         if len(self.taken) >= self.room:
+            if not self.says_so:
+                return None
             raise OSError(28, "No space left on device")
-        if self.turn % 3 == 0:
-            return None
         self.taken += bytes(data[:7])
         return len(data[:7])
 
 
 @pytest.fixture
 def deliver(monkeypatch):
+    sink = LogSink(LogTarget(payload=True))
+
     def delivered(output, data="{}"):
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding="utf-8", write_through=True))
         messages = tuple(
@@ -48,7 +49,7 @@ def deliver(monkeypatch):
             for n in range(3)
         )
         batch = Batch(Checkpoint(0, 0), messages[-1].checkpoint, messages, len(messages), full=True)
-        return LogSink(LogTarget(payload=True)).deliver(batch, 1)
+        return sink.deliver(batch, 1)
 
     return delivered
 
@@ -62,6 +63,24 @@ def test_every_line_is_written_wholly(deliver):
 def test_where_there_is_no_room_nothing_counts_as_delivered(deliver):
     with pytest.raises(TransientError, match=r"standard output cannot be written \(No space left on device\)"):
         deliver(Output(room=300))
+
+
+def test_an_output_whose_reader_does_not_read_is_tried_again_later(deliver):
+    with pytest.raises(TransientError, match="its reader does not read"):
+        deliver(Output(room=300, says_so=False))
+
+
+def test_after_half_a_line_what_is_tried_again_begins_a_line_of_its_own(deliver):
+    output = Output(room=300)
+    with pytest.raises(TransientError):
+        deliver(output)
+    cut = output.taken
+    assert not cut.endswith(b"\n"), "the room ends in the middle of a line"
+    output.room = 10_000
+    deliver(output)
+    deliver(output)
+    again = output.taken.removeprefix(cut + b"\n").splitlines()
+    assert [json.loads(line)["messageId"] for line in again] == 2 * ["m-0", "m-1", "m-2"]
 
 
 def test_half_of_a_character_is_no_fault(deliver):

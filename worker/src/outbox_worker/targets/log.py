@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from errno import EAGAIN
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -24,6 +25,8 @@ class LogSink(OutsideTransaction):
 
     def __init__(self, target: LogTarget) -> None:
         self._payload = target.payload
+        self._is_cut = False
+        """The last line that went out may have no end."""
 
     @override
     def check(self) -> None:
@@ -32,18 +35,22 @@ class LogSink(OutsideTransaction):
     @override
     def deliver(self, batch: Batch, epoch: int) -> int:
         """Print the batch and flush, so that a line is out before its checkpoint is stored."""
-        left = memoryview("".join(self._line(message, epoch) for message in batch).encode(errors="replace"))
-        out = sys.stdout.buffer
+        lines = "".join(self._line(message, epoch) for message in batch)
+        left = memoryview(("\n" + lines if self._is_cut else lines).encode(errors="replace"))
+        out, self._is_cut = sys.stdout.buffer, True
         try:
-            # Unbuffered, as in the image, it may take a part (a full disk, a signal) or nothing (a pipe that is full).
-            while left:
-                left = left[out.write(left) or 0 :]
+            while left:  # unbuffered, as in the image, the output may take a part: a full disk, a signal
+                written = out.write(left)
+                if written is None:
+                    raise BlockingIOError(EAGAIN, "it is full, and its reader does not read")
+                left = left[written:]
             out.flush()
         except OSError as err:
             raise TransientError(
                 f"standard output cannot be written ({err.strerror}); it is tried again until it can be",
                 reason=Reason.TARGET_UNAVAILABLE,
             ) from err
+        self._is_cut = False
         return len(batch)
 
     def _line(self, message: Message, epoch: int) -> str:
