@@ -16,8 +16,8 @@ import pytest
 from tests.tools.chaos.rounds import SEED
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = int(os.environ.get("OUTBOX_CHAOS_SECONDS", "100"))
-"""Of producing; with start, draining and counting about 180 s in all."""
+SECONDS = int(os.environ.get("OUTBOX_CHAOS_SECONDS", "70"))
+"""Of producing; with start, draining and counting about 130 s in all."""
 NIGHT_SECONDS = 1200
 """Of producing, for all cases together."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
+from tests.support.servers.postgres import wait_until
 from tests.tools.chaos.cases import COUNTS, LEASE_SECONDS
 from tests.tools.chaos.schedule import AT_ONCE, Kind
 from tests.tools.chaos.victims import Victim, Victims
@@ -69,7 +70,7 @@ class Struck:
 
 @dataclass
 class Blow:
-    """What an action says of itself; `alone_until`: before that no other process was there that could go on."""
+    """What an action says of itself; `alone_until`: before that no other process was there, and up, that could go on."""
 
     note: str = ""
     partitions: tuple[int, ...] = ()
@@ -190,7 +191,8 @@ class Faults:
         pods.kill(pod, restart_after=fault.amount)
         blow = _blow(pods.case, victim)
         if not pods.alive():
-            blow.alone_until = time.time() + fault.amount
+            wait_until(pods.has_one_that_answers, f"a process of {fault.case} after its only one was killed")
+            blow.alone_until = time.time()
         return blow
 
     def _freeze_one(self, fault: Fault, pod: Pod) -> Blow:

@@ -17,6 +17,9 @@ from tests.support.worker import build_config
 
 QUICK = {"initialBackoff": "50ms", "maxBackoff": "200ms"}
 DELIVERY = {"guarantee": "Transactional", "retry": QUICK}
+SMALL = "100"
+"""Bytes: less than a record of a checkpoint topic, more than the 78 of a marker that ends a transaction: a broker that
+cannot write that answers CONCURRENT_TRANSACTIONS until it is started again."""
 PARTITIONED = {"mode": "Partitioned", "partitions": {"count": 3}}
 
 
@@ -112,7 +115,7 @@ def test_killed_between_commit_and_checkpoint_each_message_is_there_once(outbox,
 def test_who_made_the_row_and_could_not_begin_believes_later_that_others_published(outbox, kafka, start, records):
     """It made the row, and could not write its first record; until that is written a row counts as new."""
     with kafka.topic(partitions=1) as topic:
-        kafka.create_topic(records, 1, cleanup_policy="compact", max_message_bytes="50")
+        kafka.create_topic(records, 1, cleanup_policy="compact", max_message_bytes=SMALL)
         delivery = {"leaseDuration": "3s", "circuitBreaker": {"openFor": "200ms"}}
         first = start(topic.name, delivery)
         first.wait_state("Unavailable", "InvalidConfiguration")
@@ -148,7 +151,7 @@ def test_what_is_asked_for_again_by_deleting_the_row_comes_though_who_begins_die
         holder.rollback()
         outbox.connection.execute("DELETE FROM outbox.processor_checkpoints")
         outbox.connection.execute("DELETE FROM outbox.shadow_checkpoints")
-        kafka.set_topic(records, "max.message.bytes", "50")
+        kafka.set_topic(records, "max.message.bytes", SMALL)
         second = start(topic.name, delivery)
         second.wait_state("Unavailable", "InvalidConfiguration")
         second.kill()

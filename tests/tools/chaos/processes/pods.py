@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import signal
@@ -57,6 +58,12 @@ class Pod:
     def is_alive(self) -> bool:
         return self.worker.process.poll() is None
 
+    def answers(self) -> bool:
+        """Whether it has come up so far that it says how it is: Python has started, and read the configuration."""
+        with contextlib.suppress(OSError):
+            return bool(self.worker.get("/status"))
+        return False
+
     def step_clock(self, seconds: float) -> None:
         """Set the wall clock off by so much, in all."""
         with self.clock.open("r+b") as file:
@@ -97,6 +104,9 @@ class Pods:
         """Return the living that no fault has in its hands, the oldest first."""
         with self._lock:
             return [pod for pod in self._pods if pod.is_alive() and not pod.held]
+
+    def has_one_that_answers(self) -> bool:
+        return any(pod.answers() for pod in self.alive())
 
     def keep(self) -> None:
         """Bring the number to what is wanted. Who ended without being asked is written down, and replaced."""
