@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.chart.chart import Manifest, Values, tool
+from tests.support.kubernetes.cluster import ensure_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 POLL_SECONDS = 0.3
-STATE = Path(os.environ.get("OUTBOX_STATE") or "/var/lib/outbox-operator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +81,7 @@ class Place:
 
 @pytest.fixture(scope="session")
 def kubeconfig() -> Path:
-    path = Path(os.environ.get("KUBECONFIG") or STATE / "kubeconfig")
-    assert path.exists(), f"{path} is not there: run tests/tools/cluster/up.sh"
-    return path
+    return ensure_cluster()
 
 
 @pytest.fixture(scope="session")

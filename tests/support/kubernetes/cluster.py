@@ -72,8 +72,15 @@ def kubeconfig() -> Path:
 
 
 def ensure_cluster() -> Path:
-    """Start the local cluster unless it is up; answer its kubeconfig."""
-    if not os.environ.get("KUBECONFIG"):
+    """Wait for the cluster that `tests/run.sh` brings up, or start the local one unless it is up.
+
+    Returns: its kubeconfig.
+    """
+    if coming := os.environ.get("OUTBOX_CLUSTER_COMING"):
+        status = Path(coming, "status")
+        wait("the cluster is up", status.exists, within=280, explain=Path(coming, "log").read_text)
+        assert status.read_text() == "0\n", f"the cluster did not come up:\n{Path(coming, 'log').read_text()[-4000:]}"
+    elif not os.environ.get("KUBECONFIG"):
         subprocess.run([ROOT / "tests" / "tools" / "cluster" / "up.sh"], check=True, capture_output=True)
     return kubeconfig()
 

@@ -70,7 +70,7 @@ class Struck:
 
 @dataclass
 class Blow:
-    """What an action says of itself; `alone_until`: before that no other process was there, and up, that could go on."""
+    """What an action says of itself; `alone_until`: before that no other process was up that could go on."""
 
     note: str = ""
     partitions: tuple[int, ...] = ()
