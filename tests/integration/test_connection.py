@@ -224,6 +224,20 @@ def test_every_lost_connection_is_transient():
     assert [(type(e), e.reason) for e in map(translate, lost)] == [(TransientError, Reason.DATABASE_UNAVAILABLE)] * 2
 
 
+def test_a_session_that_ends_behind_a_pool_before_a_command_of_the_drivers_own_is_lost(servers):
+    """The pool says why, and that it ends the connection: the driver calls it two results of COMMIT."""
+    with servers.database("pgbouncer") as pooled:
+        connection, admin = pooled.connect(autocommit=False), pooled.direct()
+        connection.execute("SELECT 1")
+        admin.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND state = 'idle in transaction'"
+        )
+        with pytest.raises(TransientError) as caught, translated():
+            connection.commit()
+    assert caught.value.reason is Reason.DATABASE_UNAVAILABLE
+
+
 def test_a_process_that_freezes_in_a_limited_transaction_keeps_no_message_from_others(database):
     """Frozen, it sends nothing; so does this one."""
     open_for = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND backend_xid IS NOT NULL"

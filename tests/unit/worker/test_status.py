@@ -6,6 +6,8 @@ import json
 from datetime import UTC, datetime
 from uuid import UUID
 
+import pytest
+
 from outbox_core.config import ProcessorConfig
 from outbox_core.processor.outcomes import HeldLease
 from outbox_core.processor.state import initial_state
@@ -26,6 +28,7 @@ from outbox_worker.observe.status import (
     ProcessStatus,
     Progress,
     format_termination,
+    write_last_word,
     write_termination,
 )
 
@@ -84,6 +87,15 @@ def test_it_is_written_only_where_kubernetes_looks_for_it(tmp_path):
     there.touch()
     write_termination(process().report(), there)
     assert Report.model_validate_json(there.read_text()).pod == "pod-a"
+
+
+@pytest.mark.parametrize("write", [lambda path: write_termination(process().report(), path),
+                                   lambda path: write_last_word("no configuration", path)])  # fmt: skip
+def test_where_it_cannot_be_written_the_process_ends_as_it_would_have(tmp_path, caplog, write):
+    place = tmp_path / "termination-log"
+    place.symlink_to("/dev/full")
+    write(place)
+    assert "free the node's disk" in caplog.text
 
 
 def test_what_the_owner_stored_is_newer_than_what_was_seen():

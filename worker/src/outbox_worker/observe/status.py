@@ -277,14 +277,25 @@ def format_termination(report: Report) -> str:
 
 def write_termination(report: Report, path: Path) -> None:
     """Leave the report where Kubernetes looks for it; outside a pod there is no such file."""
-    if path.exists():
-        path.write_text(format_termination(report), encoding="utf-8")
+    _leave(format_termination(report).encode(), path)
 
 
 def write_last_word(text: str, path: Path) -> None:
     """Leave a sentence in place of a report: without a configuration there is nothing to report about."""
-    if path.exists():
-        path.write_bytes(text.encode()[:TERMINATION_BYTES])
+    _leave(text.encode()[:TERMINATION_BYTES], path)
+
+
+def _leave(content: bytes, path: Path) -> None:
+    """Write the file if it is there. It is the last thing of many, and what ended the process is not hidden by it."""
+    try:
+        if path.exists():
+            path.write_bytes(content)
+    except OSError as err:
+        _log.warning(
+            "the termination message cannot be written: the operator does not learn why this process ended; free the "
+            "node's disk, or let the container write this file",
+            extra={"path": str(path), "error": err.strerror},
+        )
 
 
 class Activity:

@@ -96,6 +96,9 @@ def _without_state(error: psycopg.Error, said: str) -> OutboxError:
         return TransientError(said, reason=Reason.AUTHENTICATION_FAILED)
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return TransientError(said, reason=Reason.DATABASE_UNAVAILABLE)
+    if isinstance(error, psycopg.InternalError):
+        # The driver's own: a COMMIT or a savepoint was answered with an error and the end of the connection.
+        return TransientError(f"the server ended the session ({said})", reason=Reason.DATABASE_UNAVAILABLE)
     return PermanentError(said, reason=Reason.STATEMENT_FAILED)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from outbox_core.errors import TransientError
+from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.ports import OutsideTransaction
 from outbox_core.report import Reason
 
@@ -30,7 +30,17 @@ class LogSink(OutsideTransaction):
 
     @override
     def check(self) -> None:
-        """Nothing can be wrong."""
+        """Look whether this process has an output at all.
+
+        Raises:
+            ConfigurationError: it was started with standard output closed.
+
+        """
+        if sys.stdout is None:
+            raise ConfigurationError(
+                "target.log prints messages, and standard output of this process is closed: start it with standard "
+                "output open, or send that to a file"
+            )
 
     @override
     def deliver(self, batch: Batch, epoch: int) -> int:

@@ -6,6 +6,7 @@ named: a projection elsewhere keeps its checkpoint there, and nothing of it is k
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Final
@@ -151,10 +152,10 @@ def prune_page(
         else sql.SQL("o.{}").format(sql.Identifier(table.columns.scheduled)),
         copies=sql.SQL(" UNION ALL ").join(copies or [_NO_COPY]),
     )
+    ranges = [{"lower": each.lower, "upper": each.upper, "place": each.position} for each in examined]
     parameters = {
-        "t": after[0], "p": after[1], "end": end, "lowers": [each.lower for each in examined],
-        "uppers": [each.upper for each in examined], "places": [each.position for each in examined],
-        "older_than": pruning.older_than, "batch": pruning.batch, "delete": pruning.delete,
+        "t": after[0], "p": after[1], "end": end, "examined": json.dumps(ranges), "older_than": pruning.older_than,
+        "batch": pruning.batch, "delete": pruning.delete,
     }  # fmt: skip
     rows, chosen, deleted, t, p = fetch_one(connection, statement, parameters)
     return Page(rows, chosen, deleted, None if t is None else (t, p))

@@ -17,6 +17,7 @@ SELECT processor_id, source FROM {schema}.processor_sources
 -- name: prune_page
 -- The next rows in the index's order, and of them those that every reader has examined, that are old enough, and of which
 -- no copy is kept to be tried again: deleted, or only counted. A ctid is unique only within one partition of the table.
+-- The ranges come as JSON: in a list a null would be the word NULL where array_nulls is off.
 WITH page AS MATERIALIZED (
     SELECT o.tableoid AS part, o.ctid AS place, o.{transaction_id} AS t, o.{position} AS p, {moment} AS moment
     FROM {table} AS o
@@ -28,8 +29,7 @@ WITH page AS MATERIALIZED (
     SELECT g.part, g.place FROM page AS g
     WHERE NOT EXISTS (
         SELECT 1
-        FROM unnest(%(lowers)s::text[]::pg_snapshot[], %(uppers)s::text[]::pg_snapshot[], %(places)s::bigint[])
-            AS r (lower, upper, place)
+        FROM json_to_recordset(%(examined)s::json) AS r (lower pg_snapshot, upper pg_snapshot, place bigint)
         WHERE NOT coalesce(pg_visible_in_snapshot(g.t, r.lower), false)
           AND NOT coalesce(pg_visible_in_snapshot(g.t, r.upper) AND g.p <= r.place, false))
       AND (%(older_than)s::interval IS NULL OR g.moment < clock_timestamp() - %(older_than)s::interval)
