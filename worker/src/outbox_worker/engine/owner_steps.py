@@ -368,7 +368,9 @@ class OwnerSteps:
                     found = self._with_numbers(connection, lease, found)
         except checkpoints.TamperedError as err:
             # The worker that was told did not record it; or no worker was there to be told.
-            return outcomes.Rejected(err.edit.answer, err.edit.kept, None, err.edit.stored)
+            context, edit = self._context, err.edit
+            expected = checkpoints.find_expected(connection, context.key, context.config.source, edit)
+            return outcomes.Rejected(edit.answer, expected, None, edit.stored)
         if found is None:
             return outcomes.OwnershipLost("the lease went before the start was stored")
         _log.info("checkpoint loaded", extra={"checkpoint": str(found.pair), "startFromUsed": found.start_from_used})

@@ -10,7 +10,7 @@ functions keep a shadow checkpoint beside it, so that a worker that loads a row 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
 
@@ -19,7 +19,7 @@ from outbox_core.progress.checkpoint import MAX_POSITION, Checkpoint, StoreAnswe
 from outbox_core.progress.numbering import Numbering
 from outbox_core.progress.snapshot_range import SnapshotRange
 from outbox_core.report import Reason
-from outbox_core.spec import Cursor
+from outbox_core.spec import DEFAULT_CURSOR, Cursor
 from outbox_worker.postgres.call import call_row, call_rows, compose_call, fetch_one, fetch_rows, in_schema
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from outbox_core.spec import Source
     from outbox_worker.postgres.connection import Connection
     from outbox_worker.postgres.key import ProcessorKey
+
+GONE_RANGE: Final = Checkpoint(0, 1)
+"""What is expected where a snapshot range was deleted, and its counter with it: a counter that tells the cursor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,21 @@ def load_untampered(connection: Connection, key: ProcessorKey) -> StoredCheckpoi
     if edits := call_rows(connection, key.schema, "find_tampering", **key.names):
         raise TamperedError(TamperCheck(build_pair(*edits[0][:2]), build_pair(*edits[0][2:])))
     return stored
+
+
+def find_expected(connection: Connection, key: ProcessorKey, source: Source, edit: TamperCheck) -> Checkpoint | None:
+    """Return the pair that was kept; of a snapshot range that is gone GONE_RANGE: a person names a position for it.
+
+    Of which cursor a checkpoint was that is gone the resource says, or the other partitions do.
+    """
+    if edit != TamperCheck(None, None):
+        return edit.kept
+    others = {} if source.cursor is not None else load_all(connection, key)
+    if others:
+        is_range = any(each.pair.snapshot_range is not None for each in others.values())
+    else:
+        is_range = (source.cursor or DEFAULT_CURSOR) is Cursor.SNAPSHOT
+    return GONE_RANGE if is_range else None
 
 
 def fetch_last_move(connection: Connection, key: ProcessorKey) -> int:
