@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
@@ -89,8 +90,9 @@ def kubectl(kubeconfig: Path) -> Kubectl:
     return Kubectl(kubeconfig)
 
 
-@pytest.fixture(scope="module")
-def place(kubectl: Kubectl) -> Iterator[Place]:
+@contextmanager
+def make_place(kubectl: Kubectl) -> Iterator[Place]:
+    """Make the namespaces, and take them away again."""
     run = token_hex(3)
     names = [f"chart-{run}-{role}" for role in ("release", "one", "two", "other")]
     labels = {"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/warn": "restricted"}
@@ -103,3 +105,10 @@ def place(kubectl: Kubectl) -> Iterator[Place]:
         yield Place(names[0], (names[1], names[2]), names[3])
     finally:
         kubectl.must("delete", "namespace", *names, "--wait=false")
+
+
+@pytest.fixture(scope="module")
+def place(kubectl: Kubectl) -> Iterator[Place]:
+    """Namespaces that the tests of a file share."""
+    with make_place(kubectl) as made:
+        yield made

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.chart.chart import CHART, FULL_NAME, RELEASE, Manifest, Values, helm
-from tests.chart.conftest import Kubectl, Place, eventually
+from tests.chart.conftest import Kubectl, Place, eventually, make_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +39,13 @@ class Helm:
             seen = self.kubectl.run("describe", "pods", "--namespace", self.namespace).stdout
             raise AssertionError(f"helm {verb}: {done.stderr}\n{seen[-4000:]}")
         return done.stdout
+
+
+@pytest.fixture
+def place(kubectl: Kubectl) -> Iterator[Place]:
+    """Namespaces of one test: a processor outlives the release that made its workers."""
+    with make_place(kubectl) as made:
+        yield made
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def a_strangers_open_transaction_stalls_one_cursor_only_and_is_named(rooms: Room
         room.secret()
         ordered = read_by(room, "ordered", "TransactionOrder")
         others = [
-            read_by(room, "snapshot ranges", "Snapshot"),
+            read_by(room, "snapshots", "Snapshot"),
             read_by(room, "partitions", "Snapshot", delivery=PARTITIONED),
             read_by(room, "competing", delivery=COMPETING),
         ]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.test_chaos import SECONDS
 from tests.tools.chaos.cases import CASES, COUNTS, PARTITIONS, Target, select_cases
 from tests.tools.chaos.config import build_config, build_handler
 from tests.tools.chaos.faults import Struck
@@ -200,11 +201,11 @@ def test_a_run_that_did_not_strike_as_it_should_says_so() -> None:
 
 def test_the_seed_of_make_test_strikes_with_every_kind() -> None:
     cases = draw_sample(SEED, CASES)
-    schedule = build_schedule(SEED, 100, cases)
+    schedule = build_schedule(SEED, SECONDS, cases)
     assert {fault.kind for fault in schedule} == BESIDE_TRANSACTIONS
     frozen = [fault.case for fault in schedule if fault.kind is Kind.FREEZE_IN_BATCH]
     assert set(frozen) == {case.name for case in cases}
-    assert [case.name for case in cases[5:]] == ["stream-partitioned", "kafka-once-partitioned"]
+    assert [case.name for case in cases[5:]] == ["stream-partitioned", "kafka-once-snapshot-partitioned"]
 
 
 def test_processors_that_share_the_processes_of_a_case_are_told_apart() -> None:
