@@ -93,7 +93,7 @@ class Loop:
                 ((each.state.due_at_rest if at_rest else each.state.due, each) for each in live), key=itemgetter(0)
             )
             left = due - time.monotonic()
-            if left <= 0:
+            if left <= 0 and len(live) > 1:
                 runner = _find_furthest_behind(runner, live)
             within = _LONG if runner.state.step in _LONG_STEPS else self._longest
             if looks or within != self._promised:
