@@ -206,21 +206,36 @@ class MessageReader:
         """Return how far such a batch reaches and how many messages it has, without the messages."""
         if after.snapshot_range is not None:
             return self._ranges.fetch_extent(connection, after, limit)
+        return self._examine(connection, after, limit)[0]
+
+    def fetch_sized_extent(self, connection: Connection, after: Checkpoint, limit: int) -> tuple[Batch, int | None]:
+        """Return the same of pairs, and how many bytes the payloads take as they are stored: some may be compressed.
+
+        None: there is none, or a filter lets only some types through.
+        """
+        return self._examine(connection, after, limit, sized=True)
+
+    def _examine(
+        self, connection: Connection, after: Checkpoint, limit: int, *, sized: bool = False
+    ) -> tuple[Batch, int | None]:
         window = self._page(limit) if self._types is None else max(limit, WINDOW)
         wanted = ReadRange(after, limit=window, is_short=self._is_short)
 
         def compose() -> sql.Composed:
-            named = sql.SQL("{} AS transaction_id, {}").format(self._table.transaction_id, self._scan.keys)
+            stored = self._table.stored_bytes if sized else sql.SQL("NULL::int")
+            named = sql.SQL("{} AS transaction_id, {}, {} AS stored").format(
+                self._table.transaction_id, self._scan.keys, stored
+            )
             name = "examine_messages" if self._types is None else "examine_filtered"
             return load(name).format(rows=self._rows(named, wanted), most=place("most"))
 
-        row = fetch_row(connection, self._templates.fill("examine", wanted, compose, most=limit))
+        row = fetch_row(connection, self._templates.fill(f"examine {sized}", wanted, compose, most=limit))
         # What filters look through is long, and would be read for each slot.
         self._is_short = self._types is None and (row is None or row[2] < window)
         if row is None:
-            return Batch(after, after, (), 0, full=False, matched_count=0, partition=self._partition)
-        transaction_id, position, examined_count, matched, delayed = row
-        return Batch(
+            return Batch(after, after, (), 0, full=False, matched_count=0, partition=self._partition), None
+        transaction_id, position, examined_count, matched, delayed, size = row
+        batch = Batch(
             after,
             Checkpoint(int(transaction_id), position),
             (),
@@ -230,6 +245,7 @@ class MessageReader:
             partition=self._partition,
             delayed_count=delayed,
         )
+        return batch, size
 
     def keyed_relation(
         self, after: Checkpoint, examined: Checkpoint, key: PartitionKey | None, *, count: int | None = None

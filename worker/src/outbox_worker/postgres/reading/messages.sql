@@ -1,17 +1,18 @@
 -- name: examine_messages
 -- How far a page of messages reaches, where no filter on types lets only some through: nothing is shipped but the last pair
--- and the counts. A count for each row, as examine_filtered needs it, takes longer than to read the row.
-WITH examined AS MATERIALIZED ({rows})
-SELECT l.transaction_id::text AS t, l.position, s.n, s.n, s.delayed
-FROM (SELECT count(*) AS n, count(*) FILTER (WHERE e.delayed) AS delayed FROM examined AS e) AS s
-CROSS JOIN LATERAL (
-    SELECT e.transaction_id, e.position FROM examined AS e ORDER BY e.transaction_id DESC, e.position DESC LIMIT 1
-) AS l
+-- and the counts, and the bytes of the payloads as they are stored, where they are asked for. The page is read once, in order:
+-- since PostgreSQL 16 nothing is sorted for the last pair, which is the last element of each array.
+SELECT a.ids[a.n]::text AS t, a.positions[a.n] AS position, a.n, a.n, a.delayed, a.stored
+FROM (SELECT array_agg(e.transaction_id ORDER BY e.transaction_id, e.position) AS ids,
+             array_agg(e.position ORDER BY e.transaction_id, e.position) AS positions,
+             count(*) AS n, count(*) FILTER (WHERE e.delayed) AS delayed, sum(e.stored) AS stored
+      FROM ({rows}) AS e) AS a
+WHERE a.n > 0
 
 -- name: examine_filtered
 -- How far a batch of at most so many matching messages reaches, looking at a bounded number of rows: nothing is shipped but the
 -- last pair and the counts. It ends with its last match, behind which no row is read, or else with the last row.
-SELECT c.transaction_id::text AS t, c.position, c.n, c.matched, c.delayed
+SELECT c.transaction_id::text AS t, c.position, c.n, c.matched, c.delayed, NULL
 FROM (SELECT e.transaction_id, e.position, e.matches,
              row_number() OVER in_order AS n,
              count(*) FILTER (WHERE e.matches) OVER in_order AS matched,

@@ -75,17 +75,16 @@ SELECT pg_current_snapshot()::text, pg_is_in_recovery(), ({newest})
 
 -- name: examine_unfiltered
 -- As examine_claim, for as many rows as the batch may have and no filter: nothing is counted for each row. At last, the bytes of what would
--- be copied.
-WITH examined AS MATERIALIZED ({rows})
-SELECT l.transaction_id::text AS t, l.position, s.n, s.due, s.keys, s.delayed, true, s.copied
-FROM (SELECT count(*) AS n, count(*) FILTER (WHERE e.due) AS due,
+-- be copied. The last pair: as in examine_messages.
+SELECT a.ids[a.n]::text AS t, a.positions[a.n] AS position, a.n, a.due, a.keys, a.delayed, true, a.copied
+FROM (SELECT array_agg(e.transaction_id ORDER BY e.transaction_id, e.position) AS ids,
+             array_agg(e.position ORDER BY e.transaction_id, e.position) AS positions,
+             count(*) AS n, count(*) FILTER (WHERE e.due) AS due,
              array_agg(e.unique_key) FILTER (WHERE e.unique_key IS NOT NULL) AS keys,
              array_agg(e.position) FILTER (WHERE NOT e.due) AS delayed,
              coalesce(sum(e.stored) FILTER (WHERE NOT e.due), 0) AS copied
-      FROM examined AS e) AS s
-CROSS JOIN LATERAL (
-    SELECT e.transaction_id, e.position FROM examined AS e ORDER BY e.transaction_id DESC, e.position DESC LIMIT 1
-) AS l
+      FROM ({rows}) AS e) AS a
+WHERE a.n > 0
 
 -- name: examine_claim
 -- How far a batch of at most so many matching messages reaches in a snapshot range, how many it has, the unique keys that it frees, and what
