@@ -24,7 +24,7 @@ from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange
 from outbox_core.spec import Source, StartFrom, StartType
 from outbox_worker.postgres import remote_target
-from outbox_worker.postgres.admin.overview import ProcessorView, list_audit_log, list_conflicts
+from outbox_worker.postgres.admin.overview import ProcessorView, list_conflicts
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.progress import conflicts
 from outbox_worker.postgres.progress.starts import start_pair, start_range
@@ -195,6 +195,7 @@ def _heed_conflict(context: Context, view: ProcessorView, *, alone: bool) -> Non
 def _carry_out(connection: Connection, context: Context, move: Move) -> None:
     """Move, and compare what was moved with what was shown."""
     view, reason, schema = move.view, context.options.reason, context.schema
+    key = ProcessorKey(schema, view.processor_id, view.partition)
     if view.open_conflict is not None:
         decision = Resolution(
             conflict_id=view.open_conflict,
@@ -204,14 +205,13 @@ def _carry_out(connection: Connection, context: Context, move: Move) -> None:
         )
         heed_answer(conflicts.resolve(connection, schema, decision), view.open_conflict)
     else:
-        key = ProcessorKey(schema, view.processor_id, view.partition)
         told = f"{context.options.verb}: {reason}"
         if not conflicts.rewind(connection, key, move.after, reason=told, decided_by=whoami()):
             heed_answer(conflicts.ResolveAnswer.OWNER_LIVE, None)
-    (entry,) = list_audit_log(connection, schema, view.processor_id, limit=1)
-    if entry.before != move.before:
+    before = conflicts.fetch_moved_from(connection, key)
+    if before != move.before:
         raise RefusedError(
-            f"the stored pair was {entry.before} when it came to it, not {move.before}: a worker was active meanwhile; "
+            f"the stored pair was {before} when it came to it, not {move.before}: a worker was active meanwhile; "
             "nothing was changed, look again"
         )
 
