@@ -9,7 +9,6 @@ import time
 from uuid import uuid4
 
 import pytest
-from psycopg import sql
 from typing_extensions import override
 
 from outbox_core.partition import partition_of
@@ -109,8 +108,7 @@ def test_a_late_committer_with_a_low_position_is_kept(cli, outbox, workers, data
 
 def test_it_prunes_where_the_word_null_in_a_list_is_a_word(cli, outbox, workers, database):
     """array_nulls = off, as a setting of the database: a snapshot range that is read to its end has no position."""
-    with database.server.connect("postgres") as admin:
-        admin.execute(sql.SQL("ALTER DATABASE {} SET array_nulls = off").format(sql.Identifier(database.name)))
+    database.configure("array_nulls", "off")
     outbox.produce(3)
     start(workers, database, "by-snapshot")
     wait_until(lambda: len(seen(outbox, "by-snapshot")) == 3, "three are handled")
