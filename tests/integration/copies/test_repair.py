@@ -352,6 +352,38 @@ def test_it_is_refused_while_an_owner_is_live(database):
     identity.check_identity(database.connect(), SOURCE)
 
 
+HAS_BEGUN = "INSERT INTO outbox.competing_processors (processor_id) VALUES ('orders')"
+A_MEMBER = (
+    "INSERT INTO outbox.processor_members (processor_id, token, pod, claim_uid, expires_at) "
+    "VALUES ('orders', gen_random_uuid(), 'pod-a', 'uid', 'infinity')"
+)
+A_BATCH = (
+    "INSERT INTO outbox.competing_batches (id, processor_id, priority, owner, pod, expires_at, lower_snapshot, "
+    "upper_snapshot, after_transaction_id, after_position, upto_transaction_id, upto_position, messages) "
+    "VALUES (1, 'orders', 0, 'uid/token', 'pod-a', 'infinity', '3:3:', '9:9:', '0', 0, '5', 5, 1)"
+)
+
+
+@pytest.mark.parametrize("lives", [A_MEMBER, A_BATCH], ids=["a member", "with a batch in hand"])
+def test_it_is_refused_while_a_consumer_is_live(database, lives):
+    """In mode Competing no process has a lease; what a consumer handed out meanwhile would be lost."""
+    connection = database.direct()
+    connection.execute(
+        "INSERT INTO outbox.messages (transaction_id, message_type, data) VALUES ('987654321', 'forged', '{}')"
+    )
+    connection.execute(HAS_BEGUN)
+    connection.execute(lives)
+    cli = Cli(database.files().directory)
+
+    refused = cli.run("repair", "--yes", "--reason", "r")
+
+    assert cli.json("repair", "--dry-run")["liveOwners"] == ["consumer pod-a of orders"]
+    assert refused.returncode == 3
+    assert "consumer pod-a of orders; suspend it first" in refused.stderr
+    connection.execute("DELETE FROM outbox.processor_members; DELETE FROM outbox.competing_batches")
+    assert cli.run("repair", "--yes", "--reason", "r").returncode == 0
+
+
 def test_a_healthy_database_has_nothing_to_repair(database):
     produce_overlapping(database, 30, random.Random(1), "m")
     before = in_order(database.direct())
