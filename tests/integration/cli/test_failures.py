@@ -205,6 +205,33 @@ def test_a_rate_holds_for_stopped_messages_too(failing, call):
     assert acts[1][1].total_seconds() > 0.8, "no faster than asked"
 
 
+def test_a_long_key_is_cut_in_a_table_and_whole_in_json(failing, call):
+    """Each row of a table is as wide as the widest."""
+    key = "k" * 65_536
+    failing.connection.execute(
+        "INSERT INTO outbox.dead_letters (processor_id, key, transaction_id, position, message_id, message_type, data, "
+        "attempts, error_class, error, blocks, place) VALUES "
+        "('orders', %s, '5', 1, 'message-1', 'm', '{}', 1, 'ValueError', 'no', true, 1)",
+        (key,),
+    )
+    failing.connection.execute(
+        "INSERT INTO outbox.held_messages (processor_id, partition, key, place, transaction_id, position, message_id, "
+        "message_type, data, blocks, behind) VALUES ('orders', 0, %s, 2, '5', 2, 'message-2', 'm', '{}', true, false)",
+        (key,),
+    )
+    for command in (
+        ("dead-letters", "list", "orders"),
+        ("held", "list", "orders"),
+        ("redrive", "orders", "--all", "--dry-run", "--reason", "r"),
+    ):
+        status, out, _ = call(*command)
+        assert status == 0
+        assert f" {'k' * 59}…" in out
+        assert max(map(len, out.splitlines())) < 400
+    for kind in ("dead-letters", "held"):
+        assert json.loads(call(kind, "list", "orders", "-o", "json")[1])[0]["key"] == key
+
+
 def test_a_list_that_is_cut_says_so(failing, call):
     stop(failing, 3)
     _, out, err = call("held", "list", "orders", "--limit", "2")
