@@ -218,6 +218,18 @@ def test_a_processor_without_a_checkpoint_is_not_moved(cli, shop):
     assert "has no checkpoint yet" in done.stderr
 
 
+@pytest.mark.parametrize("command", [("rewind", "--to-beginning"), ("skip-to", "--to-end")], ids=["back", "forward"])
+@pytest.mark.parametrize("more", [("--dry-run",), ("--yes", *WHY)], ids=["dry run", "act"])
+def test_a_checkpoint_that_was_deleted_is_a_conflict_first(cli, shop, moved, command, more):
+    """No worker has run since: startFrom does not decide, for the worker that comes next records a conflict."""
+    shop.connection.execute("DELETE FROM outbox.processor_checkpoints")
+    verb, where = command
+    done = cli.run(verb, "orders", where, *more)
+    assert done.returncode == 3
+    assert "row of orders partition 0 is gone: start the processor, which records that as a conflict" in done.stderr
+    assert shop.audit_log() == []
+
+
 def test_a_preview_counts_up_to_a_cap(cli, shop, moved):
     found = cli.json("rewind", "orders", "--to-beginning", "--dry-run", "--count-at-most", "2")
     assert (found["messages"], found["atLeast"]) == (3, True)

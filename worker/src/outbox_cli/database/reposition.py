@@ -154,6 +154,11 @@ def _choose(views: list[ProcessorView], after: Checkpoint, direction: Direction)
 
 def _check(source_connection: Connection, view: ProcessorView, after: Checkpoint, direction: Direction) -> None:
     """Raise where the move is none, goes the other way, or would lose what is in flight."""
+    if view.is_gone and view.open_conflict is None:
+        raise RefusedError(
+            f"the checkpoint's row of {view.processor_id} partition {view.partition} is gone: start the processor, "
+            "which records that as a conflict and handles nothing, then decide it with `outbox rewind`"
+        )
     if view.pair is None and view.open_conflict is None:
         raise RefusedError(
             f"processor {view.processor_id} has no checkpoint yet: where it starts is spec.startFrom's to say"
@@ -268,6 +273,11 @@ def plan_move(
     now = take_snapshot(connection, scan, None if known.snapshot_range is None else known.snapshot_range.end)
     snapshot_range = known.snapshot_range or SnapshotRange(now)
     position = _find_position(connection, context, source)
+    if known.snapshot_range is None and position is not None:
+        context.console.note(
+            f"the checkpoint's row is gone, and what was examined with it: what is committed by now below position "
+            f"{position} counts as handled"
+        )
     if back:
         target = SnapshotRange() if position is None else snapshot_range.rewound(position)
         first = (
