@@ -132,6 +132,20 @@ def test_it_is_refused_without_what_it_must_know(cli, shop, arguments, status, s
     assert shop.connection.execute("SELECT count(*) FROM outbox.messages").fetchone() == (1,)
 
 
+def test_a_rewind_while_it_waits_for_its_rate_is_heeded(cli, shop):
+    pairs = shop.produce(4)
+    shop.store(pairs[-1])
+    count = "SELECT count(*) FROM outbox.messages"
+    done = []
+    pruning = threading.Thread(target=lambda: done.append(cli.run("prune", *ACT, "--rate", "1")))
+    pruning.start()
+    wait_until(lambda: shop.connection.execute(count).fetchone() == (3,), "one is deleted")
+    shop.connection.execute("SELECT outbox.rewind_processor_checkpoint('orders', 0, '0', 0, 'again', 'test')")
+    pruning.join()
+    assert shop.connection.execute(count).fetchone() == (3,)
+    assert done[0].returncode == 0, done[0].stderr
+
+
 def test_it_is_refused_while_a_processor_has_no_checkpoint(cli, shop):
     shop.store(shop.produce(1)[0])
     shop.connection.execute("SELECT outbox.claim_processor('newcomer', 'c', 'n', 'newcomer', 'uid-2')")

@@ -142,10 +142,10 @@ class _Job:
                     if page.last is None or page.rows < batch:
                         return looked, done
                     after = page.last
-                    # Looked at again: a processor may have been rewound, or have begun, meanwhile.
-                    examined = pruning.find_examined(self.find_readers())
                     if options.rate is not None and delete:
                         time.sleep(max(0.0, began + done / options.rate - time.monotonic()))
+                    # Looked at again: a processor may have been rewound, or have begun, meanwhile.
+                    examined = pruning.find_examined(self.find_readers())
         except BaseException as err:
             ended = "was stopped" if isinstance(err, KeyboardInterrupt) else "failed"
             if delete:
