@@ -444,3 +444,47 @@ def test_a_queue_is_mapped_once(database):
     assert done.returncode == 0, done.stderr
     after = connection.execute("SELECT message_id::int, transaction_id::text::int FROM outbox.queue_jobs ORDER BY 1")
     assert after.fetchall() == [(n, n + 2) for n in range(1, 2001)]
+
+
+STAND = "SELECT outbox.rewind_processor_checkpoint('orders', 0, '5000000', 25000, 'it came with a dump', 'test')"
+CAME = (
+    "INSERT INTO outbox.messages (transaction_id, position, message_type, data) "
+    "SELECT (4999000 + n)::text::xid8, 20000 + n, 'm', '{}' FROM generate_series(1, 2000) n"
+)
+PRUNE = ("prune", "--no-remote-readers", "--yes", "--reason", "the disk is full")
+
+
+@pytest.mark.parametrize(
+    ("came", "said"),
+    [
+        pytest.param(CAME, "below 5001000 which is stored here", id="messages"),
+        pytest.param("SELECT 1", "orders is at 5000000:25000, which this server has not reached", id="checkpoints"),
+    ],
+)
+def test_what_was_stored_since_a_restore_is_not_pruned(database, came, said):
+    """It lies below the checkpoints that came along, and no processor has handled it."""
+    connection = database.direct()
+    connection.execute(came)
+    connection.execute(STAND)
+    produce(connection, "new")
+
+    done = Cli(database.files().directory).run(*PRUNE)
+
+    assert (done.returncode, said in done.stderr, "run `outbox repair` first" in done.stderr) == (3, True, True)
+    assert "new" in [name for _, name in in_order(connection)]
+
+
+def test_nothing_is_pruned_before_the_repair_is_finished(database):
+    """Some messages have their new ids, which are low, and the checkpoints their old ones."""
+    cli, connection = Cli(database.files().directory), database.direct()
+    connection.execute(CAME)
+    connection.execute(STAND)
+    repairer = Repairer(database.connect(), "outbox", [Outbox("outbox", "messages")])
+    repairer.use_up(5000, lambda _: None)
+    repairer.rewrite(repairer.begin("restored", "test"), 1000, lambda *_: None)
+
+    refused = cli.run(*PRUNE)
+
+    assert (refused.returncode, "a repair of schema outbox was begun" in refused.stderr) == (3, True)
+    assert cli.run("repair", "--yes", "--reason", "restored").returncode == 0
+    assert cli.json(*PRUNE)["deleted"] == 1000

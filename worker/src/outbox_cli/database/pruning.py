@@ -113,6 +113,7 @@ class _Job:
                 refused.append(_find_doubt(connection, reader))
             elif reader.view.live:
                 refused.append(f"{reader.name} is being run by {reader.view.pod}: it cannot be left out")
+        refused.append(pruning.find_rebased(self._connection, self._source, self._schemas, kept))
         if refused := [each for each in refused if each]:  # all at once: who put one right would only meet the next
             raise RefusedError("; ".join(dict.fromkeys(refused)))
         _check_partitioning(kept)
