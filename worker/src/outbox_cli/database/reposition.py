@@ -25,6 +25,7 @@ from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotR
 from outbox_core.spec import Source, StartFrom, StartType
 from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.admin.overview import ProcessorView, list_conflicts
+from outbox_worker.postgres.admin.repair import is_unfinished
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.progress import conflicts
 from outbox_worker.postgres.progress.starts import start_pair, start_range
@@ -44,6 +45,11 @@ def move_checkpoint(connection: Connection, context: Context, *, direction: Dire
     options, console = context.options, context.console
     need_reason(options)
     processor_id = context.needed_processor
+    if is_unfinished(connection, context.schema):
+        raise RefusedError(
+            f"a repair of schema {context.schema} was begun and is not finished, so no place can be named: run "
+            "`outbox repair` again first"
+        )
     views = find_partitions(connection, context.schema, processor_id, options.partition)
     with Sources(connection, context) as sources:
         _refuse_consumers(sources, processor_id, direction)

@@ -17,7 +17,8 @@ from outbox_core.progress.coverage import as_snapshot_range, meet
 from outbox_core.progress.snapshot import parse_snapshot
 from outbox_worker.postgres.admin.mappings import list_mappings
 from outbox_worker.postgres.admin.overview import list_processors
-from outbox_worker.postgres.call import fetch_one, fetch_row, fetch_rows, in_schema, load
+from outbox_worker.postgres.admin.repair import is_unfinished
+from outbox_worker.postgres.call import fetch_one, fetch_rows, in_schema, load
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.identity import fetch_behind
 from outbox_worker.postgres.reading.table import OutboxTable
@@ -146,7 +147,7 @@ def find_rebased(connection: Connection, source: Source, schemas: Iterable[str],
 
     """
     for schema in schemas:
-        if fetch_row(connection, in_schema("repair_fetch_open", schema)) is not None:
+        if is_unfinished(connection, schema):
             return f"a repair of schema {schema} was begun and is not finished: run `outbox repair` again"
     remedy = "a restore into a younger server: run `outbox repair` first"
     if (behind := fetch_behind(connection, source)) is not None:

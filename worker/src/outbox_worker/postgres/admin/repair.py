@@ -141,6 +141,11 @@ def find_outboxes(connection: Connection, schema: str) -> tuple[Outbox, ...]:
     return tuple(Outbox(schema, table, column) for table, column in rows)
 
 
+def is_unfinished(connection: Connection, schema: str) -> bool:
+    """Say whether a repair was begun and not finished: some ids are new by then, and others are not."""
+    return fetch_row(connection, in_schema("repair_fetch_open", schema)) is not None
+
+
 class Repairer:
     """Repairs one schema and the outboxes that belong to it, on an autocommit connection, as their owner."""
 
