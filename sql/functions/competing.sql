@@ -323,7 +323,8 @@ CREATE OR REPLACE FUNCTION :"schema".redrive_competing(p_processor_id text, p_id
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- Dead letters of consumers: those of the outbox are handed out as messages whose time has come, those of a queue are stored in it anew,
--- with the message id, the priority and the age that they had. No attempt is used yet. Their keys keep no order in this mode.
+-- with the message id, the priority and the age that they had, and their last error: they passed the filters that the processor had
+-- then. No attempt is used yet. Their keys keep no order in this mode.
 DECLARE
     v_queue text;
     v_count int;
@@ -347,9 +348,10 @@ BEGIN
             WITH back AS (
                 DELETE FROM dead_letters d WHERE d.processor_id = $1 AND d.id = ANY ($2) RETURNING d.*
             )
-            INSERT INTO %I (message_id, message_type, publication_id, partition_key, data, metadata, scheduled, priority)
+            INSERT INTO %I (message_id, message_type, publication_id, partition_key, data, metadata, scheduled, priority,
+                            last_error)
             SELECT b.message_id, b.message_type, b.publication_id, b.partition_key, b.data::jsonb, b.metadata::jsonb,
-                   coalesce(b.scheduled, b.died_at), coalesce(b.priority, 5)
+                   coalesce(b.scheduled, b.died_at), coalesce(b.priority, 5), b.error_class || ': ' || b.error
             FROM back b ORDER BY b.id$sql$, 'queue_' || v_queue)
         USING p_processor_id, p_ids;
     END IF;

@@ -133,6 +133,15 @@ def test_a_partition_that_was_moved_has_no_owner_any_more(swap):
     assert stored_pair(connection, OTHER_LANE).snapshot_range == SnapshotRange("20:20:")
 
 
+def test_a_partition_is_moved_where_the_word_null_in_a_list_is_a_word(swap):
+    """A snapshot range that is read to its end has no position, and its list a null."""
+    connection, owner = swap
+    connection.execute("SET array_nulls = off")
+    with connection.transaction():
+        assert advance(connection, owner, SnapshotRange("20:20:"))
+    assert stored_pair(connection, OTHER_LANE).snapshot_range == SnapshotRange("20:20:")
+
+
 @EVERYWHERE
 def test_what_was_stored_meanwhile_rolls_the_swap_back(swap):
     connection, owner = swap

@@ -13,7 +13,7 @@ import pytest
 from tests.integration.cli.conftest import Cli
 from tests.support.failing import KEYS, Failing
 from tests.support.servers.postgres import wait_until
-from tests.support.worker import SQL_TARGET, Outbox, Workers
+from tests.support.worker import PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, Outbox, Workers
 
 QUICK = {"maxAttempts": 1, "initialBackoff": "50ms", "maxBackoff": "100ms"}
 
@@ -205,6 +205,33 @@ def test_a_rate_holds_for_stopped_messages_too(failing, call):
     assert acts[1][1].total_seconds() > 0.8, "no faster than asked"
 
 
+def test_a_long_key_is_cut_in_a_table_and_whole_in_json(failing, call):
+    """Each row of a table is as wide as the widest."""
+    key = "k" * 65_536
+    failing.connection.execute(
+        "INSERT INTO outbox.dead_letters (processor_id, key, transaction_id, position, message_id, message_type, data, "
+        "attempts, error_class, error, blocks, place) VALUES "
+        "('orders', %s, '5', 1, 'message-1', 'm', '{}', 1, 'ValueError', 'no', true, 1)",
+        (key,),
+    )
+    failing.connection.execute(
+        "INSERT INTO outbox.held_messages (processor_id, partition, key, place, transaction_id, position, message_id, "
+        "message_type, data, blocks, behind) VALUES ('orders', 0, %s, 2, '5', 2, 'message-2', 'm', '{}', true, false)",
+        (key,),
+    )
+    for command in (
+        ("dead-letters", "list", "orders"),
+        ("held", "list", "orders"),
+        ("redrive", "orders", "--all", "--dry-run", "--reason", "r"),
+    ):
+        status, out, _ = call(*command)
+        assert status == 0
+        assert f" {'k' * 59}…" in out
+        assert max(map(len, out.splitlines())) < 400
+    for kind in ("dead-letters", "held"):
+        assert json.loads(call(kind, "list", "orders", "-o", "json")[1])[0]["key"] == key
+
+
 def test_a_list_that_is_cut_says_so(failing, call):
     stop(failing, 3)
     _, out, err = call("held", "list", "orders", "--limit", "2")
@@ -288,3 +315,33 @@ def test_dead_letters_of_competing_consumers_are_redriven(failing, workers, call
     status, _, err = call("rewind", "orders", "--to-beginning", *said)
     assert status != 0
     assert ("insert them anew" if queue else "another processorId with startFrom") in err
+
+
+@pytest.mark.parametrize("target", [SQL_TARGET, PYTHON_TARGET], ids=["sql", "python"])
+@pytest.mark.parametrize("queue", [None, "jobs"], ids=["outbox", "queue"])
+def test_what_a_later_filter_leaves_out_is_redriven_to_consumers(failing, workers, call, queue, target):
+    """It passed the filter when it was handed out, as a held message did."""
+    failing.connection.execute("SELECT outbox.create_queue('jobs')")
+    failing.connection.execute(
+        f"INSERT INTO outbox.{'queue_jobs' if queue else 'messages'} (publication_id, message_id, message_type, data) "
+        "SELECT 'shop', 'message-' || n, 'Numbered', jsonb_build_object('total', n) FROM generate_series(0, 9) AS n"
+    )
+    failing.break_at(*range(5))
+    over = {"leaseDuration": "2s"} | ({"queue": queue} if queue else {})
+    delivery = {"mode": "Competing", "competing": over, "leaseDuration": "15s", "batchSize": 3}
+    config = failing.config(target, partitioned=False, cursor=None, whenExhausted="DeadLetter", retry=QUICK, **delivery)
+    config["source"].pop("cursor")
+    uri = failing.outbox.database.uri()
+    first = workers.start(config, uri, handler=PYTHON_HANDLER)
+    failing.wait_dead(5)
+    failing.wait_handled(set(range(5, 10)))
+    first.terminate()
+    failing.mend()
+    config["source"] |= {"messageTypes": ["Another"], "publications": ["another"]}
+    workers.start(config, uri, handler=PYTHON_HANDLER).wait_state("Active")
+
+    status, out, err = call("redrive", "orders", "--all", "--reason", "corrected", "--yes")
+
+    assert (status, out.startswith("5 redriven")) == (0, True), err
+    failing.wait_handled(set(range(10)))
+    assert len(failing.handled()) == 10

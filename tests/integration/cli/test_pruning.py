@@ -9,7 +9,6 @@ import time
 from uuid import uuid4
 
 import pytest
-from psycopg import sql
 from typing_extensions import override
 
 from outbox_core.partition import partition_of
@@ -109,8 +108,7 @@ def test_a_late_committer_with_a_low_position_is_kept(cli, outbox, workers, data
 
 def test_it_prunes_where_the_word_null_in_a_list_is_a_word(cli, outbox, workers, database):
     """array_nulls = off, as a setting of the database: a snapshot range that is read to its end has no position."""
-    with database.server.connect("postgres") as admin:
-        admin.execute(sql.SQL("ALTER DATABASE {} SET array_nulls = off").format(sql.Identifier(database.name)))
+    database.configure("array_nulls", "off")
     outbox.produce(3)
     start(workers, database, "by-snapshot")
     wait_until(lambda: len(seen(outbox, "by-snapshot")) == 3, "three are handled")
@@ -132,6 +130,20 @@ def test_it_is_refused_without_what_it_must_know(cli, shop, arguments, status, s
     done = cli.run("prune", *arguments)
     assert (done.returncode, said in done.stderr) == (status, True), done.stderr
     assert shop.connection.execute("SELECT count(*) FROM outbox.messages").fetchone() == (1,)
+
+
+def test_a_rewind_while_it_waits_for_its_rate_is_heeded(cli, shop):
+    pairs = shop.produce(4)
+    shop.store(pairs[-1])
+    count = "SELECT count(*) FROM outbox.messages"
+    done = []
+    pruning = threading.Thread(target=lambda: done.append(cli.run("prune", *ACT, "--rate", "1")))
+    pruning.start()
+    wait_until(lambda: shop.connection.execute(count).fetchone() == (3,), "one is deleted")
+    shop.connection.execute("SELECT outbox.rewind_processor_checkpoint('orders', 0, '0', 0, 'again', 'test')")
+    pruning.join()
+    assert shop.connection.execute(count).fetchone() == (3,)
+    assert done[0].returncode == 0, done[0].stderr
 
 
 def test_it_is_refused_while_a_processor_has_no_checkpoint(cli, shop):

@@ -175,11 +175,59 @@ def test_somebody_who_worked_during_the_question_is_noticed(cli, shop, moved):
     assert shop.stored() == pair(f"{moved[3].transaction_id}:{moved[3].position + 1}")
 
 
+@pytest.mark.parametrize("meanwhile", ["another partition is rewound", "a message is given up"])
+def test_another_decision_at_the_same_moment_is_not_taken_for_a_worker(cli, shop, moved, meanwhile):
+    """It is recorded between the move and the look at what was moved."""
+    shop.connection.execute("INSERT INTO outbox.processor_leases (processor_id, partition) VALUES ('orders', 1)")
+    shop.connection.execute(
+        "CREATE FUNCTION wait_here() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NULL; END $$; "
+        "CREATE TRIGGER wait_here AFTER INSERT ON outbox.audit_log "
+        "FOR EACH ROW WHEN (NEW.reason = 'rewind: invoices were wrong') EXECUTE FUNCTION wait_here()"
+    )
+    lock = shop.database.direct(autocommit=False)
+    lock.execute("SELECT pg_advisory_xact_lock(7)")
+    done = []
+    moving = threading.Thread(
+        target=lambda: done.append(cli.process("rewind", "orders", "--to-beginning", "--partition", "0", "--yes", *WHY))
+    )
+    moving.start()
+    wait_until(
+        lambda: shop.connection.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'outbox-cli' AND wait_event = 'advisory'"
+        ).fetchone() == (1,),
+        "the rewind has moved and recorded it",
+    )  # fmt: skip
+    if meanwhile == "a message is given up":
+        other = cli.run("dead-letters", "add", "orders", "--at", str(moved[4]), "--reason", "it stopped")
+        assert other.returncode == 0, other.stderr
+    else:
+        shop.connection.execute(
+            "SELECT outbox.rewind_processor_checkpoint('orders', 1, '0', 0, 'the other partition', 'a person')"
+        )
+    lock.commit()
+    moving.join()
+    assert done[0].returncode == 0, done[0].stderr
+    assert shop.stored() == pair("0:0")
+
+
 def test_a_processor_without_a_checkpoint_is_not_moved(cli, shop):
     shop.own()
     done = cli.run("rewind", "orders", "--to-beginning", "--yes", *WHY)
     assert done.returncode == 3
     assert "has no checkpoint yet" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("rewind", "--to-beginning"), ("skip-to", "--to-end")], ids=["back", "forward"])
+@pytest.mark.parametrize("more", [("--dry-run",), ("--yes", *WHY)], ids=["dry run", "act"])
+def test_a_checkpoint_that_was_deleted_is_a_conflict_first(cli, shop, moved, command, more):
+    """No worker has run since: startFrom does not decide, for the worker that comes next records a conflict."""
+    shop.connection.execute("DELETE FROM outbox.processor_checkpoints")
+    verb, where = command
+    done = cli.run(verb, "orders", where, *more)
+    assert done.returncode == 3
+    assert "row of orders partition 0 is gone: start the processor, which records that as a conflict" in done.stderr
+    assert shop.audit_log() == []
 
 
 def test_a_preview_counts_up_to_a_cap(cli, shop, moved):

@@ -71,8 +71,10 @@ def test_back_from_a_row_that_is_gone(cli, database, shop, places, to):
     arguments = ("rewind", "orders", option, *([str(places[first])] if first else []), "--conflict", number)
 
     found = cli.json(*arguments, "--dry-run")
+    said = cli.run(*arguments, "--dry-run").stderr
     done = cli.json(*arguments, *WHY)
 
+    assert (f"below position {places[first]} counts as handled" in said) is bool(first)
     for move in (found, done):
         assert (move["messages"], move["direction"]) == (len(places) - first, "back")
     assert (done["from"], done["to"]) == (None, "0:6")

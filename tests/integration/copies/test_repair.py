@@ -352,6 +352,38 @@ def test_it_is_refused_while_an_owner_is_live(database):
     identity.check_identity(database.connect(), SOURCE)
 
 
+HAS_BEGUN = "INSERT INTO outbox.competing_processors (processor_id) VALUES ('orders')"
+A_MEMBER = (
+    "INSERT INTO outbox.processor_members (processor_id, token, pod, claim_uid, expires_at) "
+    "VALUES ('orders', gen_random_uuid(), 'pod-a', 'uid', 'infinity')"
+)
+A_BATCH = (
+    "INSERT INTO outbox.competing_batches (id, processor_id, priority, owner, pod, expires_at, lower_snapshot, "
+    "upper_snapshot, after_transaction_id, after_position, upto_transaction_id, upto_position, messages) "
+    "VALUES (1, 'orders', 0, 'uid/token', 'pod-a', 'infinity', '3:3:', '9:9:', '0', 0, '5', 5, 1)"
+)
+
+
+@pytest.mark.parametrize("lives", [A_MEMBER, A_BATCH], ids=["a member", "with a batch in hand"])
+def test_it_is_refused_while_a_consumer_is_live(database, lives):
+    """In mode Competing no process has a lease; what a consumer handed out meanwhile would be lost."""
+    connection = database.direct()
+    connection.execute(
+        "INSERT INTO outbox.messages (transaction_id, message_type, data) VALUES ('987654321', 'forged', '{}')"
+    )
+    connection.execute(HAS_BEGUN)
+    connection.execute(lives)
+    cli = Cli(database.files().directory)
+
+    refused = cli.run("repair", "--yes", "--reason", "r")
+
+    assert cli.json("repair", "--dry-run")["liveOwners"] == ["consumer pod-a of orders"]
+    assert refused.returncode == 3
+    assert "consumer pod-a of orders; suspend it first" in refused.stderr
+    connection.execute("DELETE FROM outbox.processor_members; DELETE FROM outbox.competing_batches")
+    assert cli.run("repair", "--yes", "--reason", "r").returncode == 0
+
+
 def test_a_healthy_database_has_nothing_to_repair(database):
     produce_overlapping(database, 30, random.Random(1), "m")
     before = in_order(database.direct())
@@ -412,3 +444,47 @@ def test_a_queue_is_mapped_once(database):
     assert done.returncode == 0, done.stderr
     after = connection.execute("SELECT message_id::int, transaction_id::text::int FROM outbox.queue_jobs ORDER BY 1")
     assert after.fetchall() == [(n, n + 2) for n in range(1, 2001)]
+
+
+STAND = "SELECT outbox.rewind_processor_checkpoint('orders', 0, '5000000', 25000, 'it came with a dump', 'test')"
+CAME = (
+    "INSERT INTO outbox.messages (transaction_id, position, message_type, data) "
+    "SELECT (4999000 + n)::text::xid8, 20000 + n, 'm', '{}' FROM generate_series(1, 2000) n"
+)
+PRUNE = ("prune", "--no-remote-readers", "--yes", "--reason", "the disk is full")
+
+
+@pytest.mark.parametrize(
+    ("came", "said"),
+    [
+        pytest.param(CAME, "below 5001000 which is stored here", id="messages"),
+        pytest.param("SELECT 1", "orders is at 5000000:25000, which this server has not reached", id="checkpoints"),
+    ],
+)
+def test_what_was_stored_since_a_restore_is_not_pruned(database, came, said):
+    """It lies below the checkpoints that came along, and no processor has handled it."""
+    connection = database.direct()
+    connection.execute(came)
+    connection.execute(STAND)
+    produce(connection, "new")
+
+    done = Cli(database.files().directory).run(*PRUNE)
+
+    assert (done.returncode, said in done.stderr, "run `outbox repair` first" in done.stderr) == (3, True, True)
+    assert "new" in [name for _, name in in_order(connection)]
+
+
+def test_nothing_is_pruned_or_moved_before_the_repair_is_finished(database):
+    """Some messages have their new ids, which are low, and the checkpoints their old ones."""
+    cli, connection = Cli(database.files().directory), database.direct()
+    connection.execute(CAME)
+    connection.execute(STAND)
+    repairer = Repairer(database.connect(), "outbox", [Outbox("outbox", "messages")])
+    repairer.use_up(5000, lambda _: None)
+    repairer.rewrite(repairer.begin("restored", "test"), 1000, lambda *_: None)
+
+    for command in (PRUNE, ("rewind", "orders", "--to-position", "20500", "--yes", "--reason", "again")):
+        refused = cli.run(*command)
+        assert (refused.returncode, "a repair of schema outbox was begun" in refused.stderr) == (3, True)
+    assert cli.run("repair", "--yes", "--reason", "restored").returncode == 0
+    assert cli.json(*PRUNE)["deleted"] == 1000

@@ -255,8 +255,18 @@ class TestWhereAnotherProcessorStands:
         report = self.caught_up(worker)
         assert (report.start_from_used, report.handled) == (True, 3)
 
-    @pytest.mark.parametrize("as_ranges", [True, False], ids=["from snapshot ranges", "from pairs"])
-    def test_ranges_partition_by_partition_where_the_keys_are_divided_alike(self, outbox, workers, as_ranges):
+    @pytest.mark.parametrize(
+        ("as_ranges", "array_nulls"),
+        [
+            pytest.param(True, "on", id="from snapshot ranges"),
+            pytest.param(False, "on", id="from pairs"),
+            pytest.param(True, "off", id="where the word null in a list is a word"),
+        ],
+    )
+    def test_ranges_partition_by_partition_where_the_keys_are_divided_alike(
+        self, outbox, workers, as_ranges, array_nulls
+    ):
+        outbox.database.configure("array_nulls", array_nulls)
         self.hold_back(outbox)
         places = []
         for number in range(4):

@@ -52,6 +52,19 @@ def test_killed_in_the_middle_of_a_batch_nothing_is_lost_or_doubled(outbox, work
     assert second.report().conflicts.count == 0
 
 
+def test_a_standby_waits_where_the_word_null_in_a_list_is_a_word(outbox, workers):
+    """array_nulls = off, as a setting of the database: a standby has no epoch yet."""
+    outbox.database.configure("array_nulls", "off")
+    owner, gate = gated(outbox, workers, "pod-a")
+    ids = outbox.produce(1)
+    gate.wait_entered()
+    second = standby(outbox, workers)
+    owner.kill()
+    second.wait_for("the standby is owner", lambda r: r.lease is not None and r.lease.held)
+    outbox.wait_handled(ids)
+    assert "22P02" not in second.log()
+
+
 @pytest.mark.parametrize("checkpoint", ["AfterHandling", "BeforeHandling"])
 def test_frozen_past_its_lease_a_worker_never_commits_and_becomes_standby(outbox, workers, checkpoint):
     ids = outbox.produce(20)

@@ -328,6 +328,12 @@ class Database:
         """A plain connection past the pool: for strangers, and for looking."""
         return self.connect(user, autocommit=autocommit, name="stranger", port=self.server.port)
 
+    def configure(self, name: str, value: str) -> None:
+        """Set a parameter of the server for all sessions of this database that begin from now on."""
+        with self.server.connect("postgres") as admin:
+            names = sql.Identifier(self.name), sql.Identifier(name)
+            admin.execute(sql.SQL("ALTER DATABASE {} SET {} = {}").format(*names, sql.Literal(value)))
+
     def close(self) -> None:
         for connection in self._open:
             connection.close()

@@ -71,7 +71,7 @@ def list_dead(connection: Connection, context: Context) -> Exit:
     )
     unsaid = () if options.payload else ("data",)
     records = [record_of(each, but=unsaid) | {"shortError": _short(each.error)} for each in found]
-    context.console.show(records, _DEAD, empty="no dead letters")
+    context.console.show(_for_people(context, records), _DEAD, empty="no dead letters")
     _note_limit(context, len(found))
     return Exit.FOUND if options.check and found else Exit.DONE
 
@@ -83,7 +83,8 @@ def list_held(connection: Connection, context: Context) -> Exit:
         connection, context.schema, _filter(context), limit=context.options.limit,
         stopped=context.options.stopped,
     )  # fmt: skip
-    context.console.show([_held_record(each) for each in found], _HELD, empty="no message is held")
+    records = [_held_record(each) for each in found]
+    context.console.show(_for_people(context, records), _HELD, empty="no message is held")
     _note_limit(context, len(found))
     return Exit.DONE
 
@@ -130,7 +131,10 @@ def decide(connection: Connection, context: Context, *, drop: bool) -> Exit:
     sentence = f"{letters} and {halted} would be {verb}"
     if options.dry_run:
         some = dead_letters.list_dead(connection, schema, wanted, limit=20)
-        lines = (f"  {each.id}: {each.message_id} of key {each.key}, {each.behind} behind it" for each in some)
+        lines = (
+            f"  {each.id}: {_cut(each.message_id)} of key {_cut(each.key or '-')}, {each.behind} behind it"
+            for each in some
+        )
         return console.tell(record | {"done": 0}, sentence, *lines)
     if not dead and not stopped:
         raise RefusedError("no dead letter and no stopped message is so")
@@ -215,6 +219,16 @@ def _held_record(held: HeldView) -> Record:
     return record_of(held, but=("place", "is_behind")) | {"state": _state(held), "shortError": short}
 
 
+def _for_people(context: Context, records: list[Record]) -> list[Record]:
+    """Cut long keys and ids in a table, where each row is as wide as the widest; JSON has them whole."""
+    if context.console.is_json:
+        return records
+    return [each | {name: each[name] and _cut(each[name]) for name in ("key", "messageId")} for each in records]
+
+
 def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _SHORT else f"{line[: _SHORT - 1]}…"
+    return _cut(" ".join(text.split()))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHORT else f"{text[: _SHORT - 1]}…"

@@ -113,6 +113,7 @@ class _Job:
                 refused.append(_find_doubt(connection, reader))
             elif reader.view.live:
                 refused.append(f"{reader.name} is being run by {reader.view.pod}: it cannot be left out")
+        refused.append(pruning.find_rebased(self._connection, self._source, self._schemas, kept))
         if refused := [each for each in refused if each]:  # all at once: who put one right would only meet the next
             raise RefusedError("; ".join(dict.fromkeys(refused)))
         _check_partitioning(kept)
@@ -142,10 +143,10 @@ class _Job:
                     if page.last is None or page.rows < batch:
                         return looked, done
                     after = page.last
-                    # Looked at again: a processor may have been rewound, or have begun, meanwhile.
-                    examined = pruning.find_examined(self.find_readers())
                     if options.rate is not None and delete:
                         time.sleep(max(0.0, began + done / options.rate - time.monotonic()))
+                    # Looked at again: a processor may have been rewound, or have begun, meanwhile.
+                    examined = pruning.find_examined(self.find_readers())
         except BaseException as err:
             ended = "was stopped" if isinstance(err, KeyboardInterrupt) else "failed"
             if delete:

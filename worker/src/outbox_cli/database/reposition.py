@@ -24,7 +24,8 @@ from outbox_core.progress.checkpoint import Checkpoint, StoreAnswer
 from outbox_core.progress.snapshot_range import LOWEST_POSITION, Plan, SnapshotRange
 from outbox_core.spec import Source, StartFrom, StartType
 from outbox_worker.postgres import remote_target
-from outbox_worker.postgres.admin.overview import ProcessorView, list_audit_log, list_conflicts
+from outbox_worker.postgres.admin.overview import ProcessorView, list_conflicts
+from outbox_worker.postgres.admin.repair import is_unfinished
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.progress import conflicts
 from outbox_worker.postgres.progress.starts import start_pair, start_range
@@ -44,6 +45,11 @@ def move_checkpoint(connection: Connection, context: Context, *, direction: Dire
     options, console = context.options, context.console
     need_reason(options)
     processor_id = context.needed_processor
+    if is_unfinished(connection, context.schema):
+        raise RefusedError(
+            f"a repair of schema {context.schema} was begun and is not finished, so no place can be named: run "
+            "`outbox repair` again first"
+        )
     views = find_partitions(connection, context.schema, processor_id, options.partition)
     with Sources(connection, context) as sources:
         _refuse_consumers(sources, processor_id, direction)
@@ -154,6 +160,11 @@ def _choose(views: list[ProcessorView], after: Checkpoint, direction: Direction)
 
 def _check(source_connection: Connection, view: ProcessorView, after: Checkpoint, direction: Direction) -> None:
     """Raise where the move is none, goes the other way, or would lose what is in flight."""
+    if view.is_gone and view.open_conflict is None:
+        raise RefusedError(
+            f"the checkpoint's row of {view.processor_id} partition {view.partition} is gone: start the processor, "
+            "which records that as a conflict and handles nothing, then decide it with `outbox rewind`"
+        )
     if view.pair is None and view.open_conflict is None:
         raise RefusedError(
             f"processor {view.processor_id} has no checkpoint yet: where it starts is spec.startFrom's to say"
@@ -195,6 +206,7 @@ def _heed_conflict(context: Context, view: ProcessorView, *, alone: bool) -> Non
 def _carry_out(connection: Connection, context: Context, move: Move) -> None:
     """Move, and compare what was moved with what was shown."""
     view, reason, schema = move.view, context.options.reason, context.schema
+    key = ProcessorKey(schema, view.processor_id, view.partition)
     if view.open_conflict is not None:
         decision = Resolution(
             conflict_id=view.open_conflict,
@@ -204,14 +216,13 @@ def _carry_out(connection: Connection, context: Context, move: Move) -> None:
         )
         heed_answer(conflicts.resolve(connection, schema, decision), view.open_conflict)
     else:
-        key = ProcessorKey(schema, view.processor_id, view.partition)
         told = f"{context.options.verb}: {reason}"
         if not conflicts.rewind(connection, key, move.after, reason=told, decided_by=whoami()):
             heed_answer(conflicts.ResolveAnswer.OWNER_LIVE, None)
-    (entry,) = list_audit_log(connection, schema, view.processor_id, limit=1)
-    if entry.before != move.before:
+    before = conflicts.fetch_moved_from(connection, key)
+    if before != move.before:
         raise RefusedError(
-            f"the stored pair was {entry.before} when it came to it, not {move.before}: a worker was active meanwhile; "
+            f"the stored pair was {before} when it came to it, not {move.before}: a worker was active meanwhile; "
             "nothing was changed, look again"
         )
 
@@ -268,6 +279,11 @@ def plan_move(
     now = take_snapshot(connection, scan, None if known.snapshot_range is None else known.snapshot_range.end)
     snapshot_range = known.snapshot_range or SnapshotRange(now)
     position = _find_position(connection, context, source)
+    if known.snapshot_range is None and position is not None:
+        context.console.note(
+            f"the checkpoint's row is gone, and what was examined with it: what is committed by now below position "
+            f"{position} counts as handled"
+        )
     if back:
         target = SnapshotRange() if position is None else snapshot_range.rewound(position)
         first = (

@@ -94,6 +94,11 @@ def compose_call(schema: str, function: str, /, **arguments: object) -> sql.Comp
     return _compose_with_places(schema, function, tuple(arguments)).fill(arguments)
 
 
+def let_lists_have_nulls(connection: Connection) -> None:
+    """Let a null in a list be one also where array_nulls is off, which makes it the word NULL; in a transaction."""
+    fetch_row(connection, "SELECT set_config('array_nulls', 'on', true)")
+
+
 @cache
 def _compose(schema: str, function: str, names: tuple[str, ...]) -> sql.SQL:
     """Write the call as one text, so that nothing is composed at each call."""

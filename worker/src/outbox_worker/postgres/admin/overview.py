@@ -35,6 +35,7 @@ class ProcessorView:
         pod: who has the lease, live or lapsed.
         live: the lease has not lapsed, by the database's clock.
         pair: the stored checkpoint.
+        is_gone: a checkpoint was stored, and its row was deleted since.
         partitioning: how many partitions the processor has, and a change of that; None: it is not partitioned.
         conflicts: refusals that are kept: of the processor the last 1,000, and those that wait for a person.
         open_conflict: the number of the one that waits for a person.
@@ -55,6 +56,7 @@ class ProcessorView:
     stored_at: datetime | None
     conflicts: int
     open_conflict: int | None
+    is_gone: bool
     partitioning: Partitioning | None = None
 
 

@@ -18,6 +18,9 @@ SELECT k.processor_id, k.partition,
        l.epoch, l.token, l.pod, l.expires_at, coalesce(l.expires_at > clock_timestamp(), false) AS live,
        c.last_processed_transaction_id::text AS transaction_id, c.last_processed_position AS "position", c.stored_at,
        c.cursor_kind, c.lower_snapshot::text AS lower, c.upper_snapshot::text AS upper, c.range_position,
+       c.processor_id IS NULL AND EXISTS (
+           SELECT 1 FROM {schema}.shadow_checkpoints AS s
+           WHERE s.processor_id = k.processor_id AND s.partition = k.partition) AS is_gone,
        (SELECT count(*) FROM {schema}.processor_conflicts AS f
         WHERE f.processor_id = k.processor_id AND f.partition = k.partition) AS conflicts,
        (SELECT max(f.id) FROM {schema}.processor_conflicts AS f

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Final
 from psycopg import sql
 
 from outbox_core.progress.coverage import as_snapshot_range, meet
+from outbox_core.progress.snapshot import parse_snapshot
 from outbox_worker.postgres.admin.mappings import list_mappings
 from outbox_worker.postgres.admin.overview import list_processors
+from outbox_worker.postgres.admin.repair import is_unfinished
 from outbox_worker.postgres.call import fetch_one, fetch_rows, in_schema, load
 from outbox_worker.postgres.feeds import competing
+from outbox_worker.postgres.identity import fetch_behind
 from outbox_worker.postgres.reading.table import OutboxTable
 from outbox_worker.postgres.remote_target import database_of
 
@@ -134,6 +137,27 @@ def find_examined(readers: Iterable[Reader]) -> list[SnapshotRange]:
     """Return what each of them has examined, none of it twice. Each must have a checkpoint."""
     found = [as_snapshot_range(reader.view.pair) for reader in readers if reader.view.pair is not None]
     return list(dict.fromkeys(found))
+
+
+def find_rebased(connection: Connection, source: Source, schemas: Iterable[str], readers: Iterable[Reader]) -> str:
+    """Say why the ids that are stored here do not tell what was handled; empty where they do.
+
+    After a restore into a younger server what is stored since sorts below the checkpoints that came along; during a
+    repair some messages have their new ids, and the checkpoints their old ones.
+
+    """
+    for schema in schemas:
+        if is_unfinished(connection, schema):
+            return f"a repair of schema {schema} was begun and is not finished: run `outbox repair` again"
+    remedy = "a restore into a younger server: run `outbox repair` first"
+    if (behind := fetch_behind(connection, source)) is not None:
+        return f"this server is at transaction id {behind[1]}, below {behind[0]} which is stored here, {remedy}"
+    (following,) = fetch_one(connection, "SELECT pg_snapshot_xmax(pg_current_snapshot())::text")
+    for reader in readers:
+        end = None if reader.view.pair is None else as_snapshot_range(reader.view.pair).end
+        if end is not None and parse_snapshot(end).xmax > int(following):
+            return f"{reader.name} is at {reader.view.pair}, which this server has not reached, {remedy}"
+    return ""
 
 
 def prune_page(

@@ -141,6 +141,11 @@ def find_outboxes(connection: Connection, schema: str) -> tuple[Outbox, ...]:
     return tuple(Outbox(schema, table, column) for table, column in rows)
 
 
+def is_unfinished(connection: Connection, schema: str) -> bool:
+    """Say whether a repair was begun and not finished: some ids are new by then, and others are not."""
+    return fetch_row(connection, in_schema("repair_fetch_open", schema)) is not None
+
+
 class Repairer:
     """Repairs one schema and the outboxes that belong to it, on an autocommit connection, as their owner."""
 
@@ -338,7 +343,9 @@ class Repairer:
     def _lock_leases(self) -> list[str]:
         self._connection.execute("SET LOCAL lock_timeout = '10s'")
         rows = fetch_rows(self._connection, in_schema("repair_lock_leases", self._schema))
-        return [f"pod {pod} of {processor_id} partition {number}" for processor_id, number, pod, live in rows if live]
+        owners = [f"pod {pod} of {processor_id} partition {number}" for processor_id, number, pod, live in rows if live]
+        rows = fetch_rows(self._connection, in_schema("repair_list_consumers", self._schema))
+        return owners + [f"consumer {pod} of {processor_id}" for processor_id, pod in rows]
 
     def _refuse_live(self) -> None:
         if live := self._lock_leases():

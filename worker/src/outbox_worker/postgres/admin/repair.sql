@@ -181,6 +181,16 @@ FROM {schema}.processor_leases AS l
 ORDER BY l.processor_id, l.partition
 FOR UPDATE
 
+-- name: repair_list_consumers
+-- Live consumers of mode Competing, which have no lease on their processor: members, or with a batch in hand.
+SELECT m.processor_id, m.pod
+FROM {schema}.processor_members AS m JOIN {schema}.competing_processors AS p USING (processor_id)
+WHERE m.expires_at > clock_timestamp()
+UNION
+SELECT b.processor_id, b.pod FROM {schema}.competing_batches AS b
+WHERE b.owner IS NOT NULL AND b.expires_at > clock_timestamp()
+ORDER BY 1, 2
+
 -- name: repair_is_ours
 -- An expression: the row is of a processor that reads this database.
 NOT EXISTS (SELECT 1 FROM {schema}.processor_sources AS s WHERE s.processor_id = {row}.processor_id)

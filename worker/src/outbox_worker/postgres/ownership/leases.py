@@ -181,8 +181,9 @@ def end_stuck_transactions(connection: Connection, key: ProcessorKey, epochs: Ma
     Does nothing while another owner is live; `epochs` are our own, of each partition that is asked about, None before
     we have one. Sessions of other roles need pg_read_all_stats to be seen and pg_signal_backend to be ended.
     """
+    # The first epoch is 1. In a list a null would be the word NULL where array_nulls is off.
     return _end_stuck(connection, key, "former_epochs", {
-        "partitions": list(epochs), "epochs": list(epochs.values()),
+        "partitions": list(epochs), "epochs": [epoch or 0 for epoch in epochs.values()],
         "lock_names": [replace(key, partition=partition).lock_name for partition in epochs],
     })  # fmt: skip
 

@@ -136,6 +136,15 @@ def rewind(connection: Connection, key: ProcessorKey, pair: Checkpoint, *, reaso
     return bool(answer == StoreAnswer.STORED)
 
 
+def fetch_moved_from(connection: Connection, key: ProcessorKey) -> Checkpoint | None:
+    """Return the pair that the last rewind of this partition found stored; None: no row.
+
+    In the transaction of a rewind that is the one of its own: no other decision about the partition is made meanwhile.
+    """
+    rows = fetch_rows(connection, in_schema("fetch_moved_from", key.schema), key.names)
+    return build_pair(*rows[0]) if rows else None
+
+
 def _conflict(row: dict[str, Any]) -> Conflict:
     holder = {name: row[f"holder_{name}"] for name in ("cluster", "namespace", "name", "uid")}
     same = ("id", "code", "partition", "epoch", "pod", "holder_pod")

@@ -25,3 +25,11 @@ FROM {schema}.processor_conflicts AS f
 WHERE f.processor_id = %(processor_id)s AND f.partition = %(partition)s AND f.needs_person AND f.resolved_at IS NULL
 ORDER BY f.id DESC
 LIMIT 1
+
+-- name: fetch_moved_from
+-- The pair that the last rewind of one partition found.
+SELECT a.from_transaction_id::text, a.from_position
+FROM {schema}.audit_log AS a
+WHERE a.processor_id = %(processor_id)s AND a.partition = %(partition)s AND a.action = 'Rewind'
+ORDER BY a.id DESC
+LIMIT 1

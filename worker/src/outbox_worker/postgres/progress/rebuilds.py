@@ -10,7 +10,16 @@ from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError
 from outbox_core.plain import plain_count
-from outbox_worker.postgres.call import call, call_row, fetch_dicts, fetch_one, fetch_row, fetch_rows, in_schema
+from outbox_worker.postgres.call import (
+    call,
+    call_row,
+    fetch_dicts,
+    fetch_one,
+    fetch_row,
+    fetch_rows,
+    in_schema,
+    let_lists_have_nulls,
+)
 from outbox_worker.postgres.errors import translated
 from outbox_worker.postgres.progress.checkpoints import build_checkpoint, build_pair, leased, partition_parameters
 
@@ -167,6 +176,7 @@ def advance_partitions(
 
     `coverage` is where they stood when that began. False: one of them stored something since.
     """
+    let_lists_have_nulls(connection)
     advanced = call(
         connection, key.schema, "advance_partitions", **leased(key, lease), **partition_parameters(goals),
         coverage=None if coverage is None else coverage.text,

@@ -23,7 +23,7 @@ from outbox_core.progress.snapshot_range import LOWEST_POSITION, SnapshotRange
 from outbox_core.report import Reason
 from outbox_core.spec import DEFAULT_CURSOR, Cursor, StartType
 from outbox_worker.postgres import remote_target
-from outbox_worker.postgres.call import call, fetch_one, fetch_row, fetch_rows, in_schema, load
+from outbox_worker.postgres.call import call, fetch_one, fetch_row, fetch_rows, in_schema, let_lists_have_nulls, load
 from outbox_worker.postgres.progress.checkpoints import (
     build_checkpoint,
     fetch_high_water_mark,
@@ -232,6 +232,7 @@ def spread(connection: Connection, key: ProcessorKey, lease: HeldLease, pairs: M
     """Give each partition the start that is its own, in the transaction that partitioned the processor."""
     of = partition_parameters(pairs)
     if any(pair.snapshot_range is not None for pair in pairs.values()):
+        let_lists_have_nulls(connection)
         spread = call(
             connection, key.schema, "spread_ranges", **leased(key, lease), partitions=of["partitions"],
             lowers=of["lowers"], uppers=of["uppers"], positions=of["positions"],

@@ -129,7 +129,8 @@ class DispatchReader:
             last = Checkpoint(int(found[-1][0]), found[-1][1])
             self._page = wanted._replace(up_to=last, limit=None), found
             return Examined(last, len(found), len(found), None, (), is_last=True)
-        rows, row = self._rows("examined", self._examined_columns, wanted), None
+        columns = self._listed_columns if wanted.snapshot_range is None else self._examined_columns
+        rows, row = self._rows("examined", columns, wanted), None
         is_plain = not self.filters and wanted.limit == limit
         if is_plain:
             row = fetch_row(connection, load("examine_unfiltered").format(rows=rows))
@@ -200,8 +201,8 @@ class DispatchReader:
         """Return the same SELECT of a range's messages with these pairs; None: they are listed, and may be copies."""
         if claimed.snapshot_range is None:
             return None
-        available = self._scan.available(sql.Literal(claimed.priority)) if self.is_queue else []
-        return self.table.picked_batch(ids, positions, [*available, *self._scan.published], near=near)
+        available = self._scan.available(sql.Literal(claimed.priority)) if self.is_queue else self._scan.published
+        return self.table.picked_batch(ids, positions, available, near=near)
 
     def count(self, connection: Connection, wanted: ReadRange) -> tuple[int, int, float]:
         """Count what is in a range: matching, all, and the age of the oldest matching one in seconds."""
@@ -225,7 +226,11 @@ class DispatchReader:
 
         return self._templates.fill(name, wanted, compose)
 
-    def _examined_columns(self, table: OutboxTable) -> sql.Composed:
+    def _listed_columns(self, table: OutboxTable) -> sql.Composed:
+        """What is listed passed the filters when it was handed out."""
+        return self._examined_columns(table, sql.SQL("true"))
+
+    def _examined_columns(self, table: OutboxTable, matches: sql.Composable | None = None) -> sql.Composed:
         due = sql.SQL("coalesce({} <= clock_timestamp(), true)").format(table.deliver_after)
         now = self._can_delay and table is self.table
         return sql.SQL(
@@ -233,7 +238,7 @@ class DispatchReader:
         ).format(
             table.transaction_id,
             table.position,
-            self._scan.matches(table),
+            matches or self._scan.matches(table),
             due if now else sql.SQL("true"),
             table.stored_bytes if now else sql.SQL("NULL::int"),
             sql.SQL("o.unique_key" if self.is_queue else "NULL::text"),

@@ -259,10 +259,10 @@ class RangeScan:
         return arms[0] if len(arms) == 1 else _unite(arms, limit)
 
     def matches(self, table: OutboxTable) -> sql.Composable:
-        """Whether the row `o` of one of the tables passes the filters."""
-        matches = table.matches(self.types)
-        published = table.is_published(self.publications)
-        return sql.SQL("({} AND {})").format(matches, published) if self.publications else matches
+        """Whether the row `o` of one of the tables passes the filters; what failed before, in a queue, did then."""
+        published = [table.is_published(self.publications)] if self.publications else []
+        matches = sql.SQL(" AND ").join([table.matches(self.types), *published])
+        return sql.SQL("({} OR o.last_error IS NOT NULL)" if self.is_queue else "({})").format(matches)
 
     def counted(self, table: OutboxTable, matches: sql.Composable | None = None) -> sql.Composed:
         """List the columns of `o` that `count_lag` needs; `matches`: what counts, None: what passes the filters."""
@@ -282,7 +282,9 @@ class RangeScan:
             common.append(sql.SQL("({}) <= ({})").format(table.pair, UP_TO))
         if wanted.excluded:
             common.append(sql.SQL("{} <> ALL ({}::bigint[])").format(table.position, place("excluded")))
-        if only_matching and (self.types is not None or self.publications):
+        # What is listed passed the filters when it was handed out.
+        is_listed = wanted.snapshot_range is None
+        if only_matching and not is_listed and (self.types is not None or self.publications):
             common.append(self.matches(table))
         return common
 
