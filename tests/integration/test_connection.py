@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import socket
 from datetime import UTC, datetime
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -164,6 +167,35 @@ def test_a_key_that_is_misspelt_is_named(tmp_path, named, missing):
 def test_a_secret_that_is_not_mounted(tmp_path):
     with pytest.raises(ConfigurationError, match="there is no such folder"):
         ConnectionFiles(tmp_path / "absent").connect("x")
+
+
+@contextlib.contextmanager
+def files_left(count):
+    """Let this process open so many files more."""
+    limits, opened = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 10, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(count):
+            os.close(opened.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for each in opened:
+            os.close(each)
+
+
+def test_a_process_with_too_many_open_files_says_so_and_connects_later(database, tmp_path):
+    files = write(tmp_path, **keys(database))
+    files.connect("x").close()  # what is imported at the first connect is there
+    with files_left(1), pytest.raises(TransientError) as caught:
+        files.connect("x")
+    assert caught.value.reason is Reason.DATABASE_UNAVAILABLE
+    assert "open files" in str(caught.value)
+    files.connect("x").close()
 
 
 def test_a_server_that_does_not_answer_is_given_up(tmp_path):

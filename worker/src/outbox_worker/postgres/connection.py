@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import psycopg
 from psycopg import conninfo, pq, sql
 
-from outbox_core.errors import ConfigurationError
+from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
 from outbox_worker.postgres.errors import translate
 
@@ -179,6 +179,12 @@ def _open(parameters: Mapping[str, Any], application_name: str, unreadable: Conf
         raise unreadable from None
     except psycopg.Error as err:
         raise translate(err) from err
+    except OSError as err:  # the driver lets its own selector's out
+        raise TransientError(
+            f"this process cannot open a connection ({err.strerror}): of open files close those that a handler leaves "
+            "open, or raise their limit (ulimit -n)",
+            reason=Reason.DATABASE_UNAVAILABLE,
+        ) from err
 
 
 def _with_readable_dates(connection: Connection) -> Connection:
