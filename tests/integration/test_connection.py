@@ -143,6 +143,30 @@ def test_parameters_of_a_uri_may_have_such_characters(place):
     assert not is_misread(f"postgresql://{place}")
 
 
+def test_a_parameter_that_is_misspelt_is_told(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"behind `\?` a parameter that libpq does not know"):
+        write(tmp_path, uri="postgresql://u:p@h/db?sslmod=require").connect("x")
+
+
+def test_a_folder_behind_a_link_is_named_itself(tmp_path):
+    """`outbox run` links what a person named into a folder of its own, which goes with it."""
+    (tmp_path / "orders-db").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "orders-db")
+    with pytest.raises(ConfigurationError) as caught:
+        ConnectionFiles(tmp_path / "link", "db").connect("x")
+    assert str(caught.value).startswith(f"the Secret db, mounted at {tmp_path}/orders-db, is not a database connection")
+
+
+def test_a_key_that_cannot_be_read_says_why(tmp_path):
+    (tmp_path / "uri").mkdir()
+    with pytest.raises(ConfigurationError, match=r"its key `uri` cannot be read \(Is a directory\)"):
+        ConnectionFiles(tmp_path).connect("x")
+    (tmp_path / "uri").rmdir()
+    (tmp_path / "uri").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match="its key `uri` is not text in UTF-8"):
+        ConnectionFiles(tmp_path).connect("x")
+
+
 def test_a_file_that_is_not_text_is_a_sentence(tmp_path):
     (tmp_path / "uri").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigurationError, match="holds no connection URI"):
