@@ -32,11 +32,13 @@ IDLE_TIMEOUT: Final = "5s"
 """Suspended with locks (Ctrl-Z), the command would stop all producers, or the old poller."""
 ATTEMPTS: Final = 120
 
+# A table that was never analysed, after a restore for example, has no estimate of its rows but its size.
 _INSPECT: Final = """
     SELECT c.oid::bigint, c.relkind::text, c.relispartition, pg_has_role(c.relowner, 'USAGE'),
            has_schema_privilege(n.oid, 'CREATE'),
            EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid),
-           greatest(c.reltuples, 0)::bigint, pg_table_size(c.oid),
+           CASE WHEN c.reltuples < 0 THEN pg_relation_size(c.oid) / 200 ELSE c.reltuples END::bigint,
+           pg_table_size(c.oid),
            (SELECT coalesce(json_object_agg(a.attname, replace(format_type(a.atttypid, NULL), '"', '')), '{}')
             FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace

@@ -168,17 +168,27 @@ def build_manifest(*, schema: str, table: str, columns: Mapping[str, str] | None
 
 
 def build_grants(schema: str, table: str, role: str = "processor", functions: str = "outbox") -> list[str]:
-    """Return the statements that let a processor's role read the table and use our functions.
+    """Return the statements that let a processor's role read the table and use our functions, but not decide.
 
-    Producers need none: the position's sequence is granted to all.
+    Producers need none: the position's sequence is granted to all. Those about our schema are those of sql/README.md.
     """
     ours, theirs, reader = quote(functions), quote(schema), quote(role)
+    deciding = ", ".join(
+        f"{ours}.{function}"
+        for function in (
+            "redrive_dead_letters(text, int, bigint[], text, text)",
+            "drop_dead_letters(text, int, bigint[], text, text)",
+            "decide_held_messages(text, int, bigint[], boolean, text, text)",
+        )
+    )
     return [
         f"GRANT USAGE ON SCHEMA {theirs} TO {reader};",
         f"GRANT SELECT ON {theirs}.{quote(table)} TO {reader};",
         f"GRANT USAGE ON SCHEMA {ours} TO {reader};",
         f"GRANT SELECT ON ALL TABLES IN SCHEMA {ours} TO {reader};",
         f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {ours} TO {reader};",
+        f"REVOKE EXECUTE ON FUNCTION {ours}.confirm_identity(text, text) FROM {reader};",
+        f"REVOKE EXECUTE ON FUNCTION {deciding} FROM {reader};",
     ]
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import socket
 from datetime import UTC, datetime
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -140,6 +143,30 @@ def test_parameters_of_a_uri_may_have_such_characters(place):
     assert not is_misread(f"postgresql://{place}")
 
 
+def test_a_parameter_that_is_misspelt_is_told(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"behind `\?` a parameter that libpq does not know"):
+        write(tmp_path, uri="postgresql://u:p@h/db?sslmod=require").connect("x")
+
+
+def test_a_folder_behind_a_link_is_named_itself(tmp_path):
+    """`outbox run` links what a person named into a folder of its own, which goes with it."""
+    (tmp_path / "orders-db").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "orders-db")
+    with pytest.raises(ConfigurationError) as caught:
+        ConnectionFiles(tmp_path / "link", "db").connect("x")
+    assert str(caught.value).startswith(f"the Secret db, mounted at {tmp_path}/orders-db, is not a database connection")
+
+
+def test_a_key_that_cannot_be_read_says_why(tmp_path):
+    (tmp_path / "uri").mkdir()
+    with pytest.raises(ConfigurationError, match=r"its key `uri` cannot be read \(Is a directory\)"):
+        ConnectionFiles(tmp_path).connect("x")
+    (tmp_path / "uri").rmdir()
+    (tmp_path / "uri").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match="its key `uri` is not text in UTF-8"):
+        ConnectionFiles(tmp_path).connect("x")
+
+
 def test_a_file_that_is_not_text_is_a_sentence(tmp_path):
     (tmp_path / "uri").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigurationError, match="holds no connection URI"):
@@ -164,6 +191,35 @@ def test_a_key_that_is_misspelt_is_named(tmp_path, named, missing):
 def test_a_secret_that_is_not_mounted(tmp_path):
     with pytest.raises(ConfigurationError, match="there is no such folder"):
         ConnectionFiles(tmp_path / "absent").connect("x")
+
+
+@contextlib.contextmanager
+def files_left(count):
+    """Let this process open so many files more."""
+    limits, opened = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 10, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(count):
+            os.close(opened.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for each in opened:
+            os.close(each)
+
+
+def test_a_process_with_too_many_open_files_says_so_and_connects_later(database, tmp_path):
+    files = write(tmp_path, **keys(database))
+    files.connect("x").close()  # what is imported at the first connect is there
+    with files_left(1), pytest.raises(TransientError) as caught:
+        files.connect("x")
+    assert caught.value.reason is Reason.DATABASE_UNAVAILABLE
+    assert "open files" in str(caught.value)
+    files.connect("x").close()
 
 
 def test_a_server_that_does_not_answer_is_given_up(tmp_path):

@@ -10,11 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import yaml
 
+from outbox_cli.main import main
 from tests.integration.cli.conftest import PROGRAM, Cli, drain
 from tests.support.servers.postgres import wait_until
 from tests.support.worker import FAST, GATED_HANDLER, PYTHON_HANDLER, PYTHON_TARGET, SQL_TARGET, HandlerGate, Outbox
@@ -289,6 +291,12 @@ def test_without_a_database_it_asks_for_one(tmp_path):
     done = Cli(tmp_path).process("run", "-f", str(manifest(tmp_path, {"log": {}})), where=())
     assert done.returncode == 2
     assert "which database?" in done.stderr
+
+
+def test_without_a_folder_for_temporary_files_it_asks_for_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    assert main(["run", "-f", str(manifest(tmp_path, {"log": {}})), "--connection", str(tmp_path)]) == 1
+    assert "No such file or directory): name in TMPDIR one that this user may write" in capsys.readouterr().err
 
 
 def test_as_a_module_and_as_a_kubectl_plugin():

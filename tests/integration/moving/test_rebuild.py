@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from typing_extensions import override
 
+from tests.integration.cli.conftest import Cli
 from tests.integration.moving.conftest import BOTH
 from tests.support.database.contract import NOT_OWNER, store, stored
 from tests.support.servers.postgres import wait_until
@@ -161,6 +162,19 @@ def test_what_was_replaced_can_never_store_again(versions, outbox):
         assert store(admin, (2**40, 1), before) == NOT_OWNER
     assert stored(admin) == before
     assert versions.count("old_orders") == 10
+
+
+def test_the_status_of_what_was_replaced_says_by_which_and_not_that_its_pod_is_silent(versions, outbox):
+    outbox.produce(10)
+    versions.old(delivery={"mode": "Partitioned", "partitions": {"count": 2}})
+    wait_until(lambda: versions.count("old_orders") == 10, "the old version has all")
+    versions.new().wait_for("it is swapped", swapped)
+    cli = Cli(outbox.database.files().directory)
+    outbox.connection.execute("UPDATE outbox.process_statuses SET stored_at = stored_at - interval '1 hour'")
+    done = cli.run("status", "orders")
+    assert done.stderr == "orders: processor orders-v2 replaced it; it never runs again: delete its resource\n"
+    assert "silent" not in done.stdout
+    assert [each["process"] for each in cli.json("status", "orders")] == [None, None]
 
 
 def test_held_it_keeps_up_and_does_not_swap(versions, outbox):

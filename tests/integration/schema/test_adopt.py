@@ -318,6 +318,17 @@ def test_a_dry_run_changes_nothing(database):
     assert any("where processed_on_utc is NULL get transaction_id 2" in line for line in said)
 
 
+def test_a_table_that_was_never_analysed_is_not_said_to_be_empty(database):
+    connection = database.direct()
+    said: list[str] = []
+    connection.execute("CREATE TABLE public.o (id uuid DEFAULT gen_random_uuid(), type text, payload text)")
+    connection.execute(
+        "INSERT INTO public.o (type, payload) SELECT 't', repeat('x', 120) FROM generate_series(1, 10000)"
+    )
+    adopt.adopt(connection, adopt.Adoption("public", "o"), dry_run=True, announce=said.append)
+    assert 5_000 < int(said[0].removeprefix("public.o: about ").split(" rows")[0]) < 20_000
+
+
 def test_a_suspended_run_keeps_its_lock_for_a_bounded_time(database):
     connection = database.direct()
     connection.execute(SCALED)

@@ -273,3 +273,18 @@ def test_rows_without_a_pair_are_counted_until_the_old_poller_has_handled_them(d
     assert connection.execute(query).fetchone() == (other.waits,)
     connection.execute("UPDATE public.outbox_messages SET processed_on_utc = now() WHERE transaction_id IS NULL")
     assert connection.execute(query).fetchone() == (0,)
+
+
+def test_the_steps_that_are_printed_are_enough_for_a_role_of_its_own(empty_database, workers):
+    """In a database without our schema, in the order in which they are printed."""
+    other, connection, cli = KINDS["scaled"], empty_database.direct(), Cli(empty_database.files().directory)
+    connection.execute(other.make)
+    printed = cli.run("adopt", "--table", other.table, *other.arguments).stdout
+    assert "who runs `outbox migrate` first" in printed
+    assert cli.run("migrate").returncode == 0
+    for grant in re.findall(r"^  ((?:GRANT|REVOKE) .*;)$", printed, re.MULTILINE):
+        connection.execute(grant)
+    connection.execute(other.insert, {"n": 1})
+    source = yaml.safe_load(printed.split("the manifest:\n\n")[1].split("\n\n")[0])["spec"]["source"]
+    worker = workers.start(build_config(empty_database, {"log": {}}, source=source), empty_database.uri("processor"))
+    worker.wait_for("the five that waited and this one are handled", lambda report: report.handled == 6)

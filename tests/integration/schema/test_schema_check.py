@@ -281,3 +281,13 @@ def test_our_own_sequence_is_checked_too(database):
     database.direct().execute("ALTER SEQUENCE outbox.messages_position_seq CACHE 50")
 
     assert "ALTER SEQUENCE outbox.messages_position_seq CACHE 1" in str(refusal(database, build_source()))
+
+
+def test_a_column_is_named_by_its_field_of_the_resource(database):
+    database.direct().execute(
+        "CREATE TABLE public.events (position bigint, transaction_id bigint, message_type text, data jsonb)"
+    )
+    source = build_source(table={"schemaName": "public", "name": "events", "columns": {"messageId": "uuid"}})
+    said = str(refusal(database, source))
+    assert "it has no column uuid (source.table.columns.messageId): name the right one" in said
+    assert "column transaction_id (source.table.columns.transactionId) is bigint, not xid8" in said

@@ -383,8 +383,8 @@ SECRETS: Final = (
     fault(
         "a database's URI is quoted in the error",
         f"{WORKER}/postgres/connection.py",
-        'self._invalid("`uri` is not postgresql://user:password@host:port/database") from None',
-        'self._invalid(f"`uri` {uri} is not postgresql://user:password@host:port/database") from None',
+        "self._invalid(_NO_URI) from None",
+        'self._invalid(f"{_NO_URI}: {uri}") from None',
         "tests/integration/test_connection.py",
     ),
     fault(

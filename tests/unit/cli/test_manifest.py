@@ -126,3 +126,30 @@ def test_what_is_no_manifest_is_said(tmp_path):
     (tmp_path / "bad").write_text("a: [")
     with pytest.raises(CommandError, match="is not YAML"):
         read_manifest([tmp_path / "bad"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param(
+            "kind: Outboxprocessor\n", "of kind OutboxProcessor: found Outboxprocessor; name", id="wrong case"
+        ),
+        pytest.param(
+            "kind: Secret\n---\nkind: ConfigMap\nmetadata: {name: a}\n", "found ConfigMap, Secret;", id="others"
+        ),
+        pytest.param("# a comment\n", "found nothing;", id="nothing"),
+        pytest.param("spec:\n  a: 1\n  b: 2\n  a: 3\n", r"the key a a second time(.|\n)*line 4", id="a key twice"),
+        pytest.param("[" * 5000, "it is nested too deep", id="nested too deep"),
+    ],
+)
+def test_a_file_without_a_processor_says_what_is_in_it(tmp_path, text, said):
+    (tmp_path / "file.yaml").write_text(text)
+    with pytest.raises(CommandError, match=said):
+        read_manifest([tmp_path / "file.yaml"])
+
+
+def test_a_key_of_an_alias_may_be_given_anew(tmp_path):
+    file = write(tmp_path, {"target": {"log": {}}})
+    file.write_text(file.read_text() + "x: &x {a: 1}\ny: &y {<<: *x, a: 2}\nz: {<<: [*x, *y], a: 3}\n")
+    with pytest.raises(CommandError, match='unknown field "x"'):
+        read_manifest([file])

@@ -205,6 +205,13 @@ def test_folder_without_a_parent_is_refused_and_nothing_is_made(short: Path):
     assert list(short.iterdir()) == []
 
 
+def test_machine_without_a_folder_for_temporary_files_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/1/none"])
+    with pytest.raises(CommandError, match=r"no folder for temporary files may be written .* --folder DIR"):
+        take_place(None)
+
+
 def test_folder_that_roots_server_cannot_reach_is_refused(short: Path):
     (short / "closed" / "inside").mkdir(parents=True)
     (short / "closed").chmod(0o700)

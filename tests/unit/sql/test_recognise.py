@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
 from outbox_operator.api.resources import parse_processor
+from outbox_sql import runner
 from outbox_sql.guide import (
     build_grants,
     build_manifest,
@@ -184,6 +186,12 @@ def test_no_two_tables_are_told_one_name():
 
 def test_names_are_quoted_where_sql_needs_it():
     assert 'GRANT SELECT ON public."OutboxMessage" TO processor;' in build_grants("public", "OutboxMessage")
+
+
+def test_the_grants_about_our_schema_are_those_of_the_page():
+    page = Path(runner.__file__).with_name("README.md").read_text().split("### A processor\n")[1]
+    wanted = " ".join(page.split("```")[1].removeprefix("sql").split())
+    assert " ".join(build_grants("public", "orders_outbox")[2:]) == wanted
 
 
 def test_the_change_over_takes_the_pair_from_what_was_handled():

@@ -41,6 +41,9 @@ def read_manifests(files: Iterable[Path], cluster: str = "") -> list[Manifest]:
     documents = [document for file in files for document in _load(file)]
     config_maps = dict(_read_config_map(found) for found in documents if found.get("kind") == "ConfigMap")
     bodies = [body for body in documents if body.get("kind") == KIND]
+    if not bodies:
+        kinds = ", ".join(sorted({str(each.get("kind")) for each in documents})) or "nothing"
+        raise CommandError(f"no file holds an object of kind {KIND}: found {kinds}; name the processor's file with -f")
     return [Manifest(_read_processor(body, cluster), config_maps) for body in bodies]
 
 
@@ -87,6 +90,8 @@ def _load(file: Path) -> list[dict[str, Any]]:
         raise CommandError(f"cannot read {file}: {err.strerror}") from err
     except (yaml.YAMLError, UnicodeDecodeError) as err:
         raise CommandError(f"{file} is not YAML: {err}") from err
+    except RecursionError as err:
+        raise CommandError(f"{file} cannot be read: it is nested too deep") from err
     found: list[Any] = []
     for document in documents:
         listed = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else [document]
@@ -95,12 +100,28 @@ def _load(file: Path) -> list[dict[str, Any]]:
 
 
 def _json_loader(yaml: Any) -> Any:
-    """Return a safe loader that leaves times as text, as kubectl does: JSON has no type for them."""
+    """Return a safe loader that leaves times as text, as kubectl does: JSON has no type for them.
+
+    It refuses a key that stands twice in a mapping: of two, one would be left out without a word.
+    """
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]  # a class of a package that is imported late
         yaml_implicit_resolvers = {  # noqa: RUF012  # the base class's own shape
             first: [found for found in resolvers if found[0] != "tag:yaml.org,2002:timestamp"]
             for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
+
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            seen = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if key.value in seen:
+                        raise yaml.composer.ComposerError(
+                            "while reading a mapping", node.start_mark,
+                            f"found the key {key.value} a second time: join both into one", key.start_mark,
+                        )  # fmt: skip
+                    seen.add(key.value)
+            return node
 
     return Loader

@@ -40,7 +40,7 @@ def run(context: Context) -> Exit | int:
     for each in manifests:
         check_schema(options, each.processor.spec.source)
         check_runnable(each)
-    with tempfile.TemporaryDirectory(prefix="outbox-run-") as directory:
+    with _make_home() as directory:
         home = Path(directory)
         arguments = _lay_out(context, manifests, home)
         for each in manifests:
@@ -59,6 +59,16 @@ def run(context: Context) -> Exit | int:
                 "--host", options.host, "--port", str(options.port),
             ]
         )  # fmt: skip
+
+
+def _make_home() -> tempfile.TemporaryDirectory[str]:
+    """Make the folder for the files that a pod would have mounted."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="outbox-run-")
+    except OSError as err:
+        raise CommandError(
+            f"no folder for temporary files can be made ({err.strerror}): name in TMPDIR one that this user may write"
+        ) from err
 
 
 def _read(options: Namespace) -> list[Manifest]:

@@ -145,6 +145,15 @@ def test_a_database_without_an_outbox_is_told_what_makes_one(empty_database: Dat
     assert "`outbox migrate` makes one" in said
 
 
+def test_a_table_that_another_session_has_locked_is_told_with_what_to_do(database: Database):
+    make(database, READABLE[0])
+    with database.direct(autocommit=False) as holder:
+        holder.execute(f'LOCK TABLE public."{READABLE[0]}"'.encode())
+        status, _, said = look(database.uri())
+    assert status == 1
+    assert "another session has locked a table that is to be looked at; run this again once that is over" in said
+
+
 def test_a_role_that_may_not_read_is_told_the_grants(database: Database):
     status, said, err = look(database.uri("stranger"))
     assert (status, err) == (0, "")

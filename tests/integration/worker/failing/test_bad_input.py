@@ -401,3 +401,34 @@ def test_schema_is_made_by_the_worker_with_manage(empty_database, workers):
     outbox = Outbox(empty_database)
     outbox.wait_handled(outbox.produce(3))
     assert outbox.stored() == outbox.last()
+
+
+@pytest.mark.parametrize(
+    ("body", "state"),
+    [
+        pytest.param('{"key": "\\u0000"}', "22P05", id="a null character"),
+        pytest.param('{"key": "\\ud800"}', "22P02", id="half a character"),
+        pytest.param('{"key": 1e999999}', "22003", id="a number that is too large"),
+    ],
+)
+def test_a_row_whose_key_jsonb_does_not_take_is_told_and_corrected(outbox, workers, body, state):
+    outbox.connection.execute(
+        "CREATE TABLE public.legacy (position bigint GENERATED ALWAYS AS IDENTITY, transaction_id xid8 NOT NULL "
+        "DEFAULT pg_current_xact_id(), id text, kind text DEFAULT 't', body json); "
+        "CREATE INDEX ON public.legacy (transaction_id, position)"
+    )
+    for number, text in enumerate(('{"key": "1"}', body, '{"key": "1"}'), 1):
+        outbox.connection.execute("INSERT INTO public.legacy (id, body) VALUES (%s, %s)", (f"m-{number}", text))
+    columns = {"messageId": "id", "messageType": "kind", "data": "body"}
+    config = build_config(
+        outbox.database, {"sql": {"statement": "INSERT INTO handled (message_id) SELECT message_id FROM batch"}},
+        source={"table": {"schemaName": "public", "name": "legacy", "columns": columns}},
+        delivery={"mode": "Partitioned", "partitions": {"count": 2, "key": {"data": ["key"]}}},
+    )  # fmt: skip
+    worker = workers.start(config, outbox.database.uri())
+    report = worker.wait_state("Retrying", "StatementFailed")
+    assert f"({state}): if source.table maps the table, its key is read from JSON" in report.message
+    assert report.attempt == 0
+    outbox.connection.execute("UPDATE public.legacy SET body = '{\"key\": \"2\"}' WHERE id = 'm-2'")
+    wait_until(lambda: outbox.count() == 3, "all are handled")
+    assert sorted(outbox.handled()) == ["m-1", "m-2", "m-3"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import subprocess
@@ -14,6 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
+from outbox_core.errors import TransientError
+from outbox_core.message import Batch, Message
+from outbox_core.progress.checkpoint import Checkpoint
+from outbox_core.spec import Delivery
+from outbox_core.spec.target import HttpTarget
+from outbox_worker.targets import http
 from tests.support.nightly import at_night
 from tests.support.servers.postgres import wait_until
 from tests.support.servers.receiver import Answer, answering, read_head, receiving
@@ -235,3 +242,32 @@ def test_outbox_run(outbox, receiver, tmp_path):
         process.wait()
     assert sorted(receiver.ids()) == sorted(ids)
     assert "s3cret" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_where_few_threads_can_be_started_those_post_all_of_it(receiver, tmp_path, monkeypatch, most):
+    """A pod's process ids are limited. Each message is posted once, by as many as there are."""
+    left = [most]
+
+    class Limited(threading.Thread):
+        def start(self):
+            if not left[0]:
+                raise RuntimeError("can't start new thread")
+            left[0] -= 1
+            super().start()
+
+    monkeypatch.setattr(http, "Thread", Limited)
+    target = HttpTarget.model_validate({"url": receiver.url, "connection": {"secretRef": {"name": "receiver"}}})
+    sink = http.HttpSink(target, receiver.files(tmp_path / "secret"), Delivery())
+    messages = tuple(
+        Message(100, n, f"m-{n}", "OrderPlaced", "shop", f"k-{n % 7}", "{}", None, None) for n in range(1, 21)
+    )
+    batch = Batch(Checkpoint(0, 0), messages[-1].checkpoint, messages, len(messages), full=True)
+    with contextlib.closing(sink):
+        if not most:
+            with pytest.raises(TransientError, match="cannot start a thread to post with"):
+                sink.deliver(batch, 1)
+            left[0] = 8
+        assert sink.deliver(batch, 1) == 20
+    assert sorted(map(number, receiver.ids())) == list(range(1, 21))
+    assert in_order(receiver)

@@ -18,6 +18,7 @@ from outbox_worker.postgres.admin.mappings import list_mappings
 from outbox_worker.postgres.admin.overview import ProcessorView, list_audit_log, list_processors
 from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.ownership.process_statuses import StoredStatus, list_statuses
+from outbox_worker.postgres.progress.rebuilds import list_rebuilds
 from outbox_worker.postgres.reading.messages import LAG_CAP, MessageReader
 from outbox_worker.postgres.reading.stall import Writer, describe, list_writers, missing_grant, remedy
 from outbox_worker.postgres.remote_target import fetch_source
@@ -93,11 +94,14 @@ def status(connection: Connection, context: Context) -> Exit:
     """Say who owns each processor, how far it is, and what waits for a person."""
     views = find_partitions(connection, context.schema, context.processor_id)
     statuses = list_statuses(connection, context.schema, context.processor_id)
+    rebuilds = list_rebuilds(connection, context.schema, context.processor_id)
+    replaced = {row.of: row.processor_id for row in rebuilds if row.swapped_at is not None}
     records, notes = [], []
     with Sources(connection, context) as sources:
         changes = look_at_changes(connection, context.schema, views, sources)
         for view in map(sources.with_consumers, views):
-            said = choose_status(view, statuses)
+            # A process of one that was replaced may say nothing more.
+            said = None if view.processor_id in replaced else choose_status(view, statuses)
             lag, unknown = _measure(sources, view)
             record = status_record(view, lag, said)
             record |= {"change": changes.get(view.processor_id)} | sources.unfinished(view)
@@ -110,6 +114,10 @@ def status(connection: Connection, context: Context) -> Exit:
         context.console.note(note)
     for processor_id, change in changes.items():
         context.console.note(f"{processor_id}: {change['message']}")
+    for processor_id in {view.processor_id: None for view in views if view.processor_id in replaced}:
+        context.console.note(
+            f"{processor_id}: processor {replaced[processor_id]} replaced it; it never runs again: delete its resource"
+        )
     return Exit.DONE
 
 

@@ -114,7 +114,8 @@ def _tell(
         schema=schema, table=table,
         columns=None if is_ours else mapped | dict.fromkeys(unknown, _UNKNOWN),
     )  # fmt: skip
-    grants = build_grants(schema, table, functions=context.options.schema or DEFAULT_SCHEMA)
+    functions = context.options.schema or DEFAULT_SCHEMA
+    grants = build_grants(schema, table, functions=functions)
     kind = None if known is None else known.kind
     handled = None if wanted.only_where_null is None else f"{quote(wanted.only_where_null)} IS NOT NULL"
     steps = describe_change_over(
@@ -126,7 +127,10 @@ def _tell(
     console.say(f"\nthe manifest:\n\n{manifest}\n")
     if unknown:
         console.say(f"its columns have no usual names: say which one is {', '.join(unknown)}\n")
-    console.say("grants, for the role of the Secret (producers need none):\n")
+    console.say(
+        f"grants, for the role of the Secret where it is not the owner of schema {functions}, who runs `outbox "
+        "migrate` first (producers need none):\n"
+    )
     for grant in grants:
         console.say(f"  {grant}")
     console.say("\nthe change-over, with nothing lost and nothing handled twice:\n")

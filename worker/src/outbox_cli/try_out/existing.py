@@ -95,6 +95,11 @@ def look_at(uri: str) -> list[str]:
             return list(_describe(connection))
         except psycopg.errors.InsufficientPrivilege as err:
             raise CommandError(f"{_where(uri)}: {_first_line(err)}: use a role that may read the catalog") from None
+        except psycopg.errors.LockNotAvailable:
+            raise CommandError(
+                f"{_where(uri)}: another session has locked a table that is to be looked at; run this again once that "
+                "is over (pg_locks names the session)"
+            ) from None
         except psycopg.Error as err:
             raise CommandError(f"{_where(uri)} cannot be looked at: {_first_line(err)}") from None
 

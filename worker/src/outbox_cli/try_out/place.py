@@ -64,7 +64,10 @@ class Place:
 
 def take_place(named: Path | None) -> tuple[Place, bool]:
     """Make or take over the folder, and lock it; say whether a former run had left something in it."""
-    folder = (named or Path(tempfile.gettempdir()) / f"outbox-try-{os.getuid()}").absolute()
+    try:
+        folder = (named or Path(tempfile.gettempdir()) / f"outbox-try-{os.getuid()}").absolute()
+    except OSError as err:
+        raise CommandError(f"no folder for temporary files may be written ({err.strerror}): {_ANOTHER}") from err
     if len(os.fsencode(folder / "socket" / ".s.PGSQL.5432")) > _LONGEST_SOCKET:
         raise CommandError(f"the path {folder} is too long for a Unix socket: name a shorter one with --folder DIR")
     try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import psycopg
 from psycopg import conninfo, pq, sql
 
-from outbox_core.errors import ConfigurationError
+from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
 from outbox_worker.postgres.errors import translate
 
@@ -39,6 +39,9 @@ _LIVENESS: Final = {
     "tcp_user_timeout": 30_000,
     "connect_timeout": 10,
 }
+_NO_URI: Final = (
+    "`uri` is not postgresql://user:password@host:port/database, or has behind `?` a parameter that libpq does not know"
+)
 _KEYS: Final = {
     "host": "host",
     "port": "port",
@@ -80,7 +83,7 @@ class ConnectionFiles:
             try:
                 parameters = conninfo.conninfo_to_dict(uri)
             except psycopg.ProgrammingError:
-                raise self._invalid("`uri` is not postgresql://user:password@host:port/database") from None
+                raise self._invalid(_NO_URI) from None
         else:
             self._refuse_incomplete()
         for key, name in _KEYS.items():
@@ -116,11 +119,14 @@ class ConnectionFiles:
             return (self.directory / key).read_text().strip() or None
         except FileNotFoundError:
             return None
-        except (OSError, UnicodeDecodeError) as err:
-            raise self._invalid(f"its key `{key}` cannot be read as text") from err
+        except OSError as err:
+            raise self._invalid(f"its key `{key}` cannot be read ({err.strerror})") from err
+        except UnicodeDecodeError as err:
+            raise self._invalid(f"its key `{key}` is not text in UTF-8") from err
 
     def _invalid(self, what: str) -> ConfigurationError:
-        where = f"the Secret {self.secret}, mounted at {self.directory}," if self.secret else f"{self.directory}"
+        place = self.directory.resolve()  # with `outbox run` it is a link to the folder that a person named
+        where = f"the Secret {self.secret}, mounted at {place}," if self.secret else f"{place}"
         return _invalid(f"{where} is not a database connection: {what}")
 
 
@@ -179,6 +185,12 @@ def _open(parameters: Mapping[str, Any], application_name: str, unreadable: Conf
         raise unreadable from None
     except psycopg.Error as err:
         raise translate(err) from err
+    except OSError as err:  # the driver lets its own selector's out
+        raise TransientError(
+            f"this process cannot open a connection ({err.strerror}): of open files close those that a handler leaves "
+            "open, or raise their limit (ulimit -n)",
+            reason=Reason.DATABASE_UNAVAILABLE,
+        ) from err
 
 
 def _with_readable_dates(connection: Connection) -> Connection:

@@ -25,10 +25,16 @@ _MISSING: Final = frozenset({"3F000", "42P01", "42883", "42703"})
 _PUT_RIGHT: Final = (
     "if it is the product's own, run `outbox migrate` as its owner; if source.table maps it, correct that"
 )
+_UNREADABLE: Final = (
+    "if source.table maps the table, its key is read from JSON, and a row holds text that jsonb does not take: correct "
+    "or delete that row; docs/partitioned.md says how to find it"
+)
 _READ_ONLY: Final = (
     "the server is a standby, or default_transaction_read_only is on for the server, the database or the role; it is "
     "tried again until writes are allowed"
 )
+_NO_JSONB: Final = frozenset({"22P02", "22P05", "22003"})
+"""What jsonb says to text that is no JSON, to \\u0000 and halves of characters, to numbers that are too long."""
 _TRY_AGAIN: Final = frozenset({"40001", "40P01", "55P03", "55006", "57014", "25P02"})
 """Serialization, deadlock, lock timeout, object in use, cancelled, transaction already failed."""
 _UNAVAILABLE: Final = ("08", "53", "57P", "58", "XX")
@@ -88,7 +94,8 @@ def _by_class(state: str, said: str) -> OutboxError:
         return TransientError(f"{said} ({state})", reason=Reason.STATEMENT_FAILED)
     if state.startswith(_UNAVAILABLE):
         return TransientError(said, reason=Reason.DATABASE_UNAVAILABLE)
-    return PermanentError(f"{said} ({state})", reason=Reason.STATEMENT_FAILED)
+    remedy = f": {_UNREADABLE}" if state in _NO_JSONB else ""
+    return PermanentError(f"{said} ({state}){remedy}", reason=Reason.STATEMENT_FAILED)
 
 
 def _without_state(error: psycopg.Error, said: str) -> OutboxError:

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 _TEXTS = ("text", "character varying")
 _PAYLOADS = ("jsonb", "json", *_TEXTS)
 _TYPES = {
-    "position": ("bigint",), "transaction_id": ("xid8",), "publication_id": _TEXTS, "data": _PAYLOADS,
+    "position": ("bigint",), "transactionId": ("xid8",), "publicationId": _TEXTS, "data": _PAYLOADS,
     "metadata": _PAYLOADS, "scheduled": ("timestamp with time zone",),
 }  # fmt: skip
-"""Of columns, by what they are to an outbox; any other may have every type."""
+"""Of columns, by their fields in source.table.columns; any other may have every type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +170,19 @@ def fetch_table(connection: Connection, table: OutboxTable) -> tuple[int, str, s
 def find_faults(table: OutboxTable, columns: dict[str, Column]) -> list[str]:
     """Say what keeps the table from being read, each with its remedy. Pure."""
     faults = []
-    for role, name in table.columns.model_dump().items():
+    for field, name in table.columns.model_dump(by_alias=True).items():
         if name is None:
             continue
         column = columns.get(name)
         if column is None:
-            faults.append(f"it has no column {name} (columns.{role}): name the right one, or run `outbox adopt`")
+            faults.append(
+                f"it has no column {name} (source.table.columns.{field}): name the right one, or run `outbox adopt`"
+            )
             continue
-        if role in _TYPES and column.type not in _TYPES[role]:
-            faults.append(f"column {name} ({role}) is {column.type}, not {' or '.join(_TYPES[role])}")
+        if field in _TYPES and column.type not in _TYPES[field]:
+            faults.append(
+                f"column {name} (source.table.columns.{field}) is {column.type}, not {' or '.join(_TYPES[field])}"
+            )
     position = columns.get(table.columns.position)
     transaction_id = columns.get(table.columns.transaction_id)
     return faults or [*_transaction_id_faults(table, transaction_id), *_sequence_faults(position)]

@@ -183,10 +183,13 @@ class HttpSink(OutsideTransaction):
         threads = [
             Thread(target=self._work, args=(attempt, each), daemon=True) for each in self._connections[:parallel]
         ]
+        started: list[Thread] = []
         try:
             for thread in threads:
-                thread.start()
-            for thread in threads:
+                with contextlib.suppress(RuntimeError):  # this process may have no more of them: the others do it all
+                    thread.start()
+                    started.append(thread)
+            for thread in started:
                 thread.join()
         except BaseException:
             attempt.stopped = True
@@ -194,6 +197,11 @@ class HttpSink(OutsideTransaction):
                 with contextlib.suppress(OSError, TypeError):
                     socket.socket.shutdown(self._connections.pop().sock, socket.SHUT_RDWR)
             raise
+        if not started and threads:
+            raise TransientError(
+                "this process cannot start a thread to post with: raise its limit (the pod's process ids, ulimit -u)",
+                reason=Reason.TARGET_UNAVAILABLE,
+            )
         if attempt.fault is not None:
             raise attempt.fault
 

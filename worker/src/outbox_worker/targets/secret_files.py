@@ -29,8 +29,10 @@ def _read(path: Path, target: str) -> str | None:
         return path.read_text(encoding="utf-8").strip() or None
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as err:
-        raise invalid_secret(f"its key `{path.name}` cannot be read", target) from err
+    except OSError as err:
+        raise invalid_secret(f"its key `{path.name}` cannot be read ({err.strerror})", target) from err
+    except UnicodeDecodeError as err:
+        raise invalid_secret(f"its key `{path.name}` is not text in UTF-8", target) from err
 
 
 def build_tls(authority: str | None, target: str) -> ssl.SSLContext:

@@ -72,8 +72,8 @@ def read_broker_address(directory: Path, protocol: Protocol = AMQP) -> BrokerAdd
     host, port = values["host"], values["port"] or str(scheme[1])
     if not host:
         raise invalid_secret(
-            f"{directory} has no file `uri` and no file `host`; put {protocol.example} into `uri`, or one value each "
-            "into `host`, `port`, `username`, `password` and `vhost`",
+            f"{directory.resolve()} has no file `uri` and no file `host`; put {protocol.example} into `uri`, or one "
+            "value each into `host`, `port`, `username`, `password` and `vhost`",
             protocol.target,
         )
     if not port.isdecimal() or not 0 < int(port) < 65536:
