@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outbox_core.progress.checkpoint import BEGINNING
+from outbox_spark.offsets import OffsetRange
 from outbox_spark.options import parse_options
 from outbox_spark.reader import RangeReader
 from tests.support.servers.postgres import wait_until
@@ -72,6 +73,33 @@ def test_a_micro_batch_ends_where_its_bytes_are_reached(database: Database, orde
     assert (str(end), full) == (ends[0], True)
     end, full = reader(database).fetch_end(BEGINNING, 3)
     assert (str(end), full) == (ends[2], True)
+
+
+def test_of_a_backlog_without_statistics_no_more_is_read_than_a_micro_batch_has(
+    database: Database, orders: Orders
+) -> None:
+    """A server that never analysed the table expects fewer rows than a batch may have, and sorts them all rather."""
+    orders.connection.execute("ALTER TABLE outbox.messages SET (autovacuum_enabled = off)")
+    for _ in range(60):
+        orders.connection.execute(
+            "INSERT INTO outbox.messages (message_type, data) SELECT 'Placed', '{}' FROM generate_series(1, 1000)"
+        )
+    planned, entries = reader(database, partitions="2"), index_entries(orders)
+    wait_until(lambda: not planned.fetch_end(BEGINNING, 1)[0].is_same(BEGINNING), "no transaction holds the bound")
+    end, _ = planned.fetch_end(BEGINNING, 20_000)
+    pieces = planned.fetch_pieces(OffsetRange(BEGINNING, end))
+    rows = [sum(page.num_rows for page in planned.read(piece)) for piece in pieces]
+    assert rows == [10_000, 10_000]
+    wait_until(lambda: index_entries(orders) - entries >= 70_000, "the sessions have told what they read")
+    assert index_entries(orders) - entries < 71_000, "the end, the count, one piece's end, and the rows"
+
+
+def index_entries(orders: Orders) -> int:
+    """Say how many entries of the index in the order of the pairs were read since the server began."""
+    row = orders.connection.execute(
+        "SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'messages_cursor'"
+    ).fetchone()
+    return int(row[0]) if row else 0
 
 
 def test_a_backlog_is_handled_in_large_batches_and_the_next_one_begins_at_once(

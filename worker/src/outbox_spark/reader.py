@@ -80,6 +80,9 @@ _REACH: Final = sql.SQL(
 
 _COUNT: Final = sql.SQL("SELECT count(*) FROM ({relation}) AS r")
 
+_UNSORTED: Final = "SET LOCAL enable_sort = off"
+"""An index has the order. A planner without statistics expects few rows, and would read all of a backlog and sort it for a part of it."""
+
 
 class RangeReader:
     """Plans and reads ranges. It can be sent to another process as long as it keeps no connection."""
@@ -104,7 +107,7 @@ class RangeReader:
 
         It has at most `limit` rows and about `batchBytes`; the pair is `after` itself when nothing is there.
         """
-        with self._connect() as connection:
+        with self._connect() as connection, _unsorted(connection):
             reader = MessageReader(self._options.source)
             reach, size = reader.fetch_sized_extent(connection, after, limit)
             if reach.delayed_count:
@@ -137,7 +140,7 @@ class RangeReader:
         """Cut a range into `partitions` pieces with about as many rows each."""
         pieces, cuts = self._options.partitions, [whole.start]
         if pieces > 1 and not whole.empty:
-            with self._connect() as connection:
+            with self._connect() as connection, _unsorted(connection):
                 count = self._count(connection, whole)
                 size = max(1, -(-count // pieces))
                 for _ in range(size, count, size):
@@ -210,13 +213,21 @@ def _keep_loaded() -> None:
     gc.freeze()
 
 
+@contextmanager
+def _unsorted(connection: Connection) -> Iterator[None]:
+    """Make a transaction in which rows come in the order of an index."""
+    with translated(), connection.transaction():
+        connection.execute(_UNSORTED)
+        yield
+
+
 def _copy(connection: Connection, query: sql.SQL | sql.Composed) -> tuple[bytearray, bool]:
     """Return the rows that a COPY writes, and whether they are all; not all, where they are far more than a page.
 
     Each row is asked of libpq, which waits for it: psycopg's own loop takes three times as long.
     """
     text, server = bytearray(), connection.pgconn
-    with translated(), connection.cursor() as cursor, cursor.copy(query) as copying:
+    with _unsorted(connection), connection.cursor() as cursor, cursor.copy(query) as copying:
         while len(text) < 2 * _PAGE_BYTES:
             length, row = server.get_copy_data(0)
             if length < 0:
