@@ -81,7 +81,7 @@ _REACH: Final = sql.SQL(
 _COUNT: Final = sql.SQL("SELECT count(*) FROM ({relation}) AS r")
 
 _UNSORTED: Final = "SET LOCAL enable_sort = off"
-"""An index has the order. A planner without statistics expects few rows, and would read all of a backlog and sort it for a part of it."""
+"""An index has the order. Without statistics the planner expects few rows, and would read and sort all of a backlog."""
 
 
 class RangeReader:
