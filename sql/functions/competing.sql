@@ -40,8 +40,8 @@ CREATE OR REPLACE FUNCTION :"schema".lock_dispatch_positions(p_processor_id text
 )
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- The right to hand out the next batch, to the end of the caller's transaction. No row: another consumer has the right, or the claim is
--- not this resource's.
+-- The right to hand out the next batch, to the end of the caller's transaction. No row: another consumer has the right, the claim is
+-- not this resource's, or a repair is not finished: dispatch positions have old ids then, and messages new ones.
 #variable_conflict use_column
 BEGIN
     PERFORM 1 FROM competing_processors p
@@ -62,7 +62,8 @@ BEGIN
             SELECT l.* FROM competing_dispatch_positions l
             WHERE l.processor_id = p_processor_id AND l.priority = n.priority
             ORDER BY l.id DESC LIMIT 1) AS f
-        WHERE p.processor_id = p_processor_id;
+        WHERE p.processor_id = p_processor_id
+          AND NOT EXISTS (SELECT 1 FROM database_identity i WHERE i.repair_begun_at IS NOT NULL);
 END
 $function$;
 
@@ -125,11 +126,13 @@ AS $function$
 -- A batch that was handed out before. p_failed: messages that failed before and whose next attempt is due, or a batch of such that
 -- was handed back or whose lease is over; else a batch of others of which that is true, or messages whose time has come. A batch
 -- whose consumer died is handled in smaller chunks, so that in the end a poison message is alone and its crashes are counted.
+-- Nothing before a repair is finished.
 DECLARE
     v_batch competing_batches;
     v_rows tid[];
 BEGIN
-    IF NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid) THEN
+    IF NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid)
+       OR EXISTS (SELECT 1 FROM database_identity i WHERE i.repair_begun_at IS NOT NULL) THEN
         RETURN;
     END IF;
     SELECT b.* INTO v_batch FROM competing_batches b

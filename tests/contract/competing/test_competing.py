@@ -93,6 +93,20 @@ def test_only_one_cuts_at_a_time_and_the_other_does_not_wait(connection, each_da
     assert cut(connection, taker()).count == 3
 
 
+@EVERYWHERE
+def test_before_a_repair_is_finished_nothing_is_handed_out(connection):
+    """A consumer that looked just before it began is no member yet, and no repair sees it."""
+    join(connection)
+    expected = produce(connection, 12)
+    old = cut(connection, taker("one", lease=OVER))
+    connection.execute("UPDATE outbox.database_identity SET repair_begun_at = clock_timestamp()")
+    assert taker().claim_next(connection) == NothingTaken(contended=True)
+    assert look(connection, taker()) is None
+    connection.execute("UPDATE outbox.database_identity SET repair_begun_at = NULL")
+    assert left(connection, taker()).id == old.id
+    assert positions(connection, taker(), cut(connection, taker())) == expected[10:]
+
+
 @pytest.mark.parametrize("what", ["owner", "attempt"])
 @EVERYWHERE
 def test_completion_failure_and_heartbeat_check_owner_and_attempt(connection, what):

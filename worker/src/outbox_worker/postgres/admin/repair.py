@@ -344,6 +344,7 @@ class Repairer:
         self._connection.execute("SET LOCAL lock_timeout = '10s'")
         rows = fetch_rows(self._connection, in_schema("repair_lock_leases", self._schema))
         owners = [f"pod {pod} of {processor_id} partition {number}" for processor_id, number, pod, live in rows if live]
+        fetch_rows(self._connection, in_schema("repair_lock_consumers", self._schema))
         rows = fetch_rows(self._connection, in_schema("repair_list_consumers", self._schema))
         return owners + [f"consumer {pod} of {processor_id}" for processor_id, pod in rows]
 

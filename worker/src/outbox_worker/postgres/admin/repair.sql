@@ -181,6 +181,10 @@ FROM {schema}.processor_leases AS l
 ORDER BY l.processor_id, l.partition
 FOR UPDATE
 
+-- name: repair_lock_consumers
+-- Nothing is handed out before this transaction ends: see lock_dispatch_positions().
+SELECT p.processor_id FROM {schema}.competing_processors AS p ORDER BY p.processor_id FOR UPDATE
+
 -- name: repair_list_consumers
 -- Live consumers of mode Competing, which have no lease on their processor: members, or with a batch in hand.
 SELECT m.processor_id, m.pod
