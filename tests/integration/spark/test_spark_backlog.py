@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from outbox_core.progress.checkpoint import BEGINNING
-from outbox_spark.offsets import OffsetRange
+from outbox_spark.offsets import format_offset
 from outbox_spark.options import parse_options
 from outbox_spark.reader import RangeReader
+from outbox_spark.source import OutboxStreamReader
 from tests.support.servers.postgres import wait_until
 from tests.support.spark import PATIENCE, Drivers, Orders, SharedJvm, spark_config
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from outbox_core.progress.checkpoint import Checkpoint
+    from outbox_spark.options import ReadOptions
     from tests.support.servers.postgres import Database
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -46,8 +51,17 @@ def handled(orders: Orders) -> int:
     return int(row[0]) if row else 0
 
 
+def options_of(database: Database, **options: str) -> ReadOptions:
+    return parse_options({"connection": str(database.files().directory)} | options)
+
+
 def reader(database: Database, **options: str) -> RangeReader:
-    return RangeReader(parse_options({"connection": str(database.files().directory)} | options))
+    return RangeReader(options_of(database, **options))
+
+
+def fetch_end(planner: RangeReader, after: Checkpoint, limit: int) -> tuple[Checkpoint, int | None, bool]:
+    whole, full = planner.fetch_next(after, limit)
+    return whole.end, whole.count, full
 
 
 def test_a_micro_batch_ends_where_its_bytes_are_reached(database: Database, orders: Orders) -> None:
@@ -62,17 +76,17 @@ def test_a_micro_batch_ends_where_its_bytes_are_reached(database: Database, orde
     ).fetchall()
     ends = [f"{transaction_id}:{position}" for transaction_id, position in pairs]
     limited = reader(database, batchBytes="12000")
-    wait_until(lambda: str(limited.fetch_end(BEGINNING, 5)[0]) == ends[1], "no transaction holds the bound")
-    end, full = limited.fetch_end(BEGINNING, 1000)
-    assert (str(end), full) == (ends[1], True)
-    end, full = limited.fetch_end(end, 1000)
-    assert (str(end), full) == (ends[3], True)
-    end, full = limited.fetch_end(end, 1000)
-    assert (str(end), full) == (ends[4], False), "the last one alone leaves nothing behind it"
-    end, full = reader(database, batchBytes="100").fetch_end(BEGINNING, 1000)
-    assert (str(end), full) == (ends[0], True)
-    end, full = reader(database).fetch_end(BEGINNING, 3)
-    assert (str(end), full) == (ends[2], True)
+    wait_until(lambda: str(fetch_end(limited, BEGINNING, 5)[0]) == ends[1], "no transaction holds the bound")
+    end, count, full = fetch_end(limited, BEGINNING, 1000)
+    assert (str(end), count, full) == (ends[1], 2, True)
+    end, count, full = fetch_end(limited, end, 1000)
+    assert (str(end), count, full) == (ends[3], 2, True)
+    end, count, full = fetch_end(limited, end, 1000)
+    assert (str(end), count, full) == (ends[4], 1, False), "the last one alone leaves nothing behind it"
+    end, count, full = fetch_end(reader(database, batchBytes="100"), BEGINNING, 1000)
+    assert (str(end), count, full) == (ends[0], 1, True)
+    end, count, full = fetch_end(reader(database), BEGINNING, 3)
+    assert (str(end), count, full) == (ends[2], 3, True)
 
 
 def test_of_a_backlog_without_statistics_no_more_is_read_than_a_micro_batch_has(
@@ -85,13 +99,27 @@ def test_of_a_backlog_without_statistics_no_more_is_read_than_a_micro_batch_has(
             "INSERT INTO outbox.messages (message_type, data) SELECT 'Placed', '{}' FROM generate_series(1, 1000)"
         )
     planned, entries = reader(database, partitions="2"), index_entries(orders)
-    wait_until(lambda: not planned.fetch_end(BEGINNING, 1)[0].is_same(BEGINNING), "no transaction holds the bound")
-    end, _ = planned.fetch_end(BEGINNING, 20_000)
-    pieces = planned.fetch_pieces(OffsetRange(BEGINNING, end))
-    rows = [sum(page.num_rows for page in planned.read(piece)) for piece in pieces]
+    wait_until(lambda: not planned.fetch_next(BEGINNING, 1)[0].empty, "no transaction holds the bound")
+    whole, _ = planned.fetch_next(BEGINNING, 20_000)
+    rows = [sum(page.num_rows for page in planned.read(piece)) for piece in planned.fetch_pieces(whole)]
     assert rows == [10_000, 10_000]
-    wait_until(lambda: index_entries(orders) - entries >= 70_000, "the sessions have told what they read")
-    assert index_entries(orders) - entries < 71_000, "the end, the count, one piece's end, and the rows"
+    wait_until(lambda: index_entries(orders) - entries >= 50_000, "the sessions have told what they read")
+    assert index_entries(orders) - entries < 51_000, "the batch's end, one piece's end, and the rows"
+
+
+def test_while_nothing_comes_the_offset_is_the_same_or_spark_would_begin_a_batch(
+    database: Database, orders: Orders
+) -> None:
+    orders.connection.execute(
+        "INSERT INTO outbox.messages (message_type, data) SELECT 'Placed', '{}' FROM generate_series(1, 7)"
+    )
+    stream, beginning = OutboxStreamReader(options_of(database, interval="0")), format_offset(BEGINNING)
+    wait_until(lambda: stream.latestOffset(beginning, ReadMaxRows(9)) != beginning, "no transaction holds the bound")
+    first = stream.latestOffset(beginning, ReadMaxRows(4))
+    second = stream.latestOffset(first, ReadMaxRows(4))
+    assert (first["messages"], second["messages"]) == (4, 3)
+    assert json.dumps(stream.latestOffset(second, ReadMaxRows(4))) == json.dumps(second)
+    stream.stop()
 
 
 def index_entries(orders: Orders) -> int:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_core.progress.checkpoint import MAX_TRANSACTION_ID, Checkpoint
-from outbox_spark.offsets import OffsetRange, format_offset, parse_offset, split_range
+from outbox_spark.offsets import OffsetRange, format_offset, parse_offset, parse_range, split_range
 
 PAIRS = st.builds(Checkpoint, st.integers(0, 50), st.integers(-5, 50))
 
@@ -38,6 +38,15 @@ def test_what_is_handled_is_left_out_of_a_range():
     assert whole.after(Checkpoint(4, 99)) == whole
     assert whole.after(Checkpoint(9, 9)).empty
     assert whole.after(Checkpoint(10, 0)).empty
+
+
+def test_how_many_messages_a_range_had_comes_with_the_offset_of_its_end():
+    start, end = Checkpoint(5, 1), Checkpoint(9, 9)
+    whole = parse_range(start, format_offset(end, 12))
+    assert (whole, whole.count) == (OffsetRange(start, end), 12)
+    assert whole.after(start).count == 12
+    assert whole.after(Checkpoint(7, 3)).count is None, "of a part it is not known"
+    assert parse_range(start, format_offset(end)).count is None, "as offsets were that a former version wrote"
 
 
 @given(PAIRS, PAIRS, st.lists(PAIRS, max_size=8))

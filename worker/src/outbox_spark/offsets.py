@@ -7,7 +7,7 @@ cannot hold every xid8.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -20,10 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """What lies after `start`, up to and including `end`; the unit of idempotence, never Spark's batch id."""
+    """What lies after `start`, up to and including `end`; the unit of idempotence, never Spark's batch id.
+
+    Attributes:
+        count: so many messages were in it when it was planned, for who cuts it into pieces; None: that is not known.
+
+    """
 
     start: Checkpoint
     end: Checkpoint
+    count: int | None = field(default=None, compare=False)
 
     @property
     def empty(self) -> bool:
@@ -32,7 +38,7 @@ class OffsetRange:
 
     def after(self, floor: Checkpoint) -> OffsetRange:
         """Leave out what lies at or before `floor`; the result may be empty."""
-        return OffsetRange(max(self.start, floor), self.end)
+        return self if floor <= self.start else OffsetRange(floor, self.end)
 
     @override
     def __str__(self) -> str:
@@ -40,9 +46,10 @@ class OffsetRange:
         return f"{self.start}..{self.end}"
 
 
-def format_offset(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Give Spark a checkpoint as an offset."""
-    return {"transaction_id": str(checkpoint.transaction_id), "position": checkpoint.position}
+def format_offset(checkpoint: Checkpoint, count: int | None = None) -> dict[str, Any]:
+    """Give Spark a checkpoint as an offset; `count`: messages of the micro-batch that ends with it."""
+    offset = {"transaction_id": str(checkpoint.transaction_id), "position": checkpoint.position}
+    return offset if count is None else offset | {"messages": count}
 
 
 def parse_offset(offset: Mapping[str, Any]) -> Checkpoint:
@@ -61,6 +68,17 @@ def parse_offset(offset: Mapping[str, Any]) -> Checkpoint:
         msg = f"{offset!r} is not an outbox offset: transaction_id is a string of digits, position a whole number"
         raise ValueError(msg)
     return Checkpoint(int(transaction_id), position)
+
+
+def parse_range(start: Checkpoint, end: Mapping[str, Any]) -> OffsetRange:
+    """Read the range up to an offset.
+
+    Raises:
+        ValueError: it is not one of ours.
+
+    """
+    count = end.get("messages")
+    return OffsetRange(start, parse_offset(end), count if isinstance(count, int) else None)
 
 
 def split_range(whole: OffsetRange, boundaries: Iterable[Checkpoint]) -> tuple[OffsetRange, ...]:

@@ -67,7 +67,7 @@ _CUT: Final = sql.SQL(
 )  # an index has both columns, and where VACUUM has been no row is looked at: numbering rows takes four times as long
 
 _REACH: Final = sql.SQL(
-    """SELECT n.t::text, n.p
+    """SELECT n.t::text, n.p, n.number
        FROM (SELECT r.transaction_id AS t, r.position AS p, row_number() OVER pairs AS number,
                     sum(coalesce(pg_column_size(r.data), 0)) OVER pairs AS bytes
              FROM ({relation}) AS r
@@ -102,10 +102,11 @@ class RangeReader:
         with self._connect() as connection:
             return starts.start_pair(connection, self._options.source, start)
 
-    def fetch_end(self, after: Checkpoint, limit: int) -> tuple[Checkpoint, bool]:
-        """Return the last settled pair of the next micro-batch, and whether it is full: more may wait behind it.
+    def fetch_next(self, after: Checkpoint, limit: int) -> tuple[OffsetRange, bool]:
+        """Return the range of the next micro-batch, and whether it is full: more may wait behind it.
 
-        It has at most `limit` rows and about `batchBytes`; the pair is `after` itself when nothing is there.
+        It ends with a settled pair, and has at most `limit` rows and about `batchBytes`; it is empty when nothing is
+        there.
         """
         with self._connect() as connection, _unsorted(connection):
             reader = MessageReader(self._options.source)
@@ -116,20 +117,23 @@ class RangeReader:
                 reach = holding.cut_at_delayed(
                     connection, reach, rows, lambda most: reader.fetch_extent(connection, after, most)
                 )
-            return self._within_bytes(connection, OffsetRange(after, reach.examined), size, full=reach.full)
+            whole = OffsetRange(after, reach.examined, reach.matched_count)
+            return self._within_bytes(connection, whole, size, full=reach.full)
 
     def _within_bytes(
         self, connection: Connection, whole: OffsetRange, size: int | None, *, full: bool
-    ) -> tuple[Checkpoint, bool]:
-        """Return the end of the part of the range that has at most `batchBytes`, and whether the batch is full.
+    ) -> tuple[OffsetRange, bool]:
+        """Return the part of the range that has at most `batchBytes`, and whether the batch is full.
 
         `size`: the range has at most so many bytes; None: that is not known.
         """
         most = self._options.batch_bytes
         if most is None or whole.empty or (size is not None and size <= most):
-            return whole.end, full
+            return whole, full
         cut = fetch_rows(connection, _REACH.format(relation=self._relation(whole), most=sql.Literal(most)))
-        return (Checkpoint(int(cut[0][0]), int(cut[0][1])), True) if cut else (whole.end, full)
+        return (
+            (OffsetRange(whole.start, Checkpoint(int(cut[0][0]), cut[0][1]), cut[0][2]), True) if cut else (whole, full)
+        )
 
     def fetch_settled(self) -> Checkpoint:
         """Return a pair at or after the last settled row, and before everything that is not settled."""
@@ -141,7 +145,7 @@ class RangeReader:
         pieces, cuts = self._options.partitions, [whole.start]
         if pieces > 1 and not whole.empty:
             with self._connect() as connection, _unsorted(connection):
-                count = self._count(connection, whole)
+                count = self._count(connection, whole) if whole.count is None else whole.count
                 size = max(1, -(-count // pieces))
                 for _ in range(size, count, size):
                     rest = OffsetRange(cuts[-1], whole.end)

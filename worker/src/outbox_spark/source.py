@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from typing_extensions import override
 
 from outbox_spark.columns import MESSAGE_SCHEMA
-from outbox_spark.offsets import OffsetRange, format_offset, parse_offset
+from outbox_spark.offsets import OffsetRange, format_offset, parse_offset, parse_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -87,17 +87,20 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
         start_pair = parse_offset(start)
         if self._waits():
-            return format_offset(start_pair)
+            return dict(start)
         after = max(start_pair, self._options.floor)
         full = False
         if isinstance(limit, ReadMaxRows):
-            end, full = self._reader.fetch_end(after, limit.max_rows)
+            whole, full = self._reader.fetch_next(after, limit.max_rows)
         else:
-            end = self._reader.fetch_settled()
+            whole = OffsetRange(after, self._reader.fetch_settled())
         self._due = 0.0 if full else time.monotonic() + self._options.interval
-        if self._last is not None:
-            end = min(end, self._last)
-        return format_offset(max(end, after, start_pair))
+        if self._last is not None and whole.end > self._last:
+            whole = OffsetRange(after, self._last)
+        if not whole.empty:
+            return format_offset(whole.end, whole.count)
+        # The very same as before, or Spark takes it for a batch: also with the count of the one before.
+        return dict(start) if after == start_pair else format_offset(after)
 
     def _waits(self) -> bool:
         """Say whether it is too early for the next look, after a short wait: Spark asks again at once.
@@ -115,7 +118,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @override
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
-        whole = OffsetRange(parse_offset(start), parse_offset(end)).after(self._options.floor)
+        whole = parse_range(parse_offset(start), end).after(self._options.floor)
         return _plan(self._reader, whole)
 
     @override

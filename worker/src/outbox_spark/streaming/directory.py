@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from outbox_core.errors import PermanentError, TransientError
 from outbox_core.progress.checkpoint import Checkpoint, parse_checkpoint
 from outbox_core.report import Reason
-from outbox_spark.offsets import OffsetRange, parse_offset
+from outbox_spark.offsets import OffsetRange, parse_offset, parse_range
 from outbox_spark.streaming.resume import DirectoryView, Lineage
 from outbox_spark.writing.files import safe_name
 
@@ -66,13 +66,16 @@ class QueryDirectory:
     def range_of(self, batch_id: int) -> OffsetRange:
         """Return the range that Spark planned for a batch."""
         start = self.start if batch_id == 0 else self._end_of(batch_id - 1)
-        return OffsetRange(start, self._end_of(batch_id))
+        return parse_range(start, self._offset_of(batch_id))
 
     def has_committed(self, batch_id: int) -> bool:
         """Did Spark note that the batch is over?"""
         return (self.location / "commits" / str(batch_id)).exists()
 
     def _end_of(self, batch_id: int) -> Checkpoint:
+        return parse_offset(self._offset_of(batch_id))
+
+    def _offset_of(self, batch_id: int) -> dict[str, Any]:
         file = self.location / "offsets" / str(batch_id)
         try:
             return parse_offset_log(file.read_text())
@@ -84,8 +87,8 @@ class QueryDirectory:
             ) from error
 
 
-def parse_offset_log(text: str) -> Checkpoint:
-    """Read the end of a batch from an `offsets/N` file.
+def parse_offset_log(text: str) -> dict[str, Any]:
+    """Read the offset at the end of a batch from an `offsets/N` file.
 
     Raises:
         ValueError: another format, or not one source, or not ours.
@@ -96,7 +99,8 @@ def parse_offset_log(text: str) -> Checkpoint:
         msg = f"expected format {_OFFSET_LOG} with one source, found {version} with {len(lines) - 1}"
         raise ValueError(msg)
     offset: dict[str, Any] = json.loads(lines[1])
-    return parse_offset(offset)
+    parse_offset(offset)
+    return offset
 
 
 class QueryDirectories:
