@@ -110,8 +110,8 @@ def test_a_stream_keeps_to_its_read_limit_and_its_offsets_are_checkpoints(notebo
         (transaction_id,) = connection.execute("SELECT min(transaction_id)::text FROM outbox.messages").fetchone()
     logged = [(tmp_path / "query/offsets" / str(n)).read_text().splitlines()[-1] for n in range(3)]
     assert [json.loads(line) for line in logged[:2]] == [
-        {"transaction_id": transaction_id, "position": 10},
-        {"transaction_id": transaction_id, "position": 20},
+        {"transaction_id": transaction_id, "position": 10, "messages": 10},
+        {"transaction_id": transaction_id, "position": 20, "messages": 10},
     ]
     assert run_available(notebook, options(database, batchSize=10), tmp_path / "query") == []
 
