@@ -80,8 +80,11 @@ _REACH: Final = sql.SQL(
 
 _COUNT: Final = sql.SQL("SELECT count(*) FROM ({relation}) AS r")
 
-_UNSORTED: Final = "SET LOCAL enable_sort = off"
-"""An index has the order. Without statistics the planner expects few rows, and would read and sort all of a backlog."""
+_UNSORTED: Final = "SET LOCAL enable_sort = off; SET LOCAL idle_in_transaction_session_timeout = '30s'"
+"""An index has the order. Without statistics the planner expects few rows, and would read and sort all of a backlog.
+
+Frozen between two statements, a process must not keep its locks.
+"""
 
 
 class RangeReader:

@@ -211,7 +211,7 @@ class MessageReader:
     def fetch_sized_extent(self, connection: Connection, after: Checkpoint, limit: int) -> tuple[Batch, int | None]:
         """Return the same of pairs, and how many bytes the payloads take as they are stored: some may be compressed.
 
-        None: there is none, or a filter lets only some types through.
+        None: no message is there, or a filter lets only some types through.
         """
         return self._examine(connection, after, limit, sized=True)
 
