@@ -133,10 +133,11 @@ class RangeReader:
         most = self._options.batch_bytes
         if most is None or whole.empty or (size is not None and size <= most):
             return whole, full
-        cut = fetch_rows(connection, _REACH.format(relation=self._relation(whole), most=sql.Literal(most)))
-        return (
-            (OffsetRange(whole.start, Checkpoint(int(cut[0][0]), cut[0][1]), cut[0][2]), True) if cut else (whole, full)
-        )
+        found = fetch_rows(connection, _REACH.format(relation=self._relation(whole), most=sql.Literal(most)))
+        if not found:
+            return whole, full
+        transaction_id, position, count = found[0]
+        return OffsetRange(whole.start, Checkpoint(int(transaction_id), position), count), True
 
     def fetch_settled(self) -> Checkpoint:
         """Return a pair at or after the last settled row, and before everything that is not settled."""

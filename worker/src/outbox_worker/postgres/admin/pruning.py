@@ -144,7 +144,6 @@ def find_rebased(connection: Connection, source: Source, schemas: Iterable[str],
 
     After a restore into a younger server what is stored since sorts below the checkpoints that came along; during a
     repair some messages have their new ids, and the checkpoints their old ones.
-
     """
     for schema in schemas:
         if is_unfinished(connection, schema):
