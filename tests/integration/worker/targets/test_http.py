@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from typing_extensions import override
 
 from outbox_core.errors import TransientError
 from outbox_core.message import Batch, Message
@@ -250,6 +251,7 @@ def test_where_few_threads_can_be_started_those_post_all_of_it(receiver, tmp_pat
     left = [most]
 
     class Limited(threading.Thread):
+        @override
         def start(self):
             if not left[0]:
                 raise RuntimeError("can't start new thread")
