@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+import time
 import uuid
+import weakref
 from dataclasses import replace
 
 import pytest
 from confluent_kafka import Producer
 
-from outbox_core.errors import ConfigurationError
+from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
 from outbox_worker.targets.librdkafka.checkpoint_topic import CheckpointTopic
+from outbox_worker.targets.librdkafka.settings import BrokerSettings
 from tests.integration.worker.kafka.test_kafka_sink import count_threads, message
 from tests.integration.worker.kafka.test_kafka_transaction_sink import (
     batch,
@@ -141,3 +144,29 @@ def test_who_has_begun_keeps_the_threads_of_a_producer_and_no_others(kafka, make
             assert count_threads() <= before
         finally:
             gc.enable()
+
+
+def test_a_refused_question_keeps_nothing_of_who_asked(kafka):
+    """An error knows the frames that it passed. Where those know the error, a producer in them would go on to live."""
+
+    class Kept:
+        pass
+
+    def ask():
+        kept = Kept()
+        try:
+            reader.find_end(7)  # there is no such partition
+        except TransientError:
+            return weakref.ref(kept)
+
+    with kafka.topic(partitions=1) as topic:
+        settings = BrokerSettings(kafka.servers, tls=False)
+        reader = CheckpointTopic(topic.name, settings, "a reader", time.monotonic() + 0.5)
+        gc.disable()  # nothing waits for the collector
+        try:
+            asked = ask()
+            assert asked is not None
+            assert asked() is None
+        finally:
+            gc.enable()
+            reader.close()

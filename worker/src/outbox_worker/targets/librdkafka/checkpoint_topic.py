@@ -6,7 +6,6 @@ ends: no open transaction of another unit stands before it, and few records are 
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -216,12 +215,21 @@ class CheckpointTopic:
                 self._hidden = (partition, offset)
 
     def _result(self, future: Any) -> Any:
-        """Wait for an answer in slices, so that signals are handled."""
+        """Wait for an answer in slices, so that signals are handled.
+
+        An error is raised as another one. If the future's own were raised, it would know all frames that it passed, and
+        they it: what they hold, among it a producer, would live until the collector finds it.
+        """
         while True:
-            with contextlib.suppress(TimeoutError):
-                return future.result(SLICE)
-            self._admin.poll(0)
-            self._look()
+            try:
+                error = future.exception(SLICE)
+            except TimeoutError:
+                self._admin.poll(0)
+                self._look()
+            else:
+                if error is None:
+                    return future.result()
+                raise KafkaException(*error.args)
 
     def _look(self) -> None:
         if self._heard.fault is not None:
