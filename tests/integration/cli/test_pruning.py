@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 import threading
 import time
 from uuid import uuid4
@@ -19,7 +20,7 @@ from outbox_worker.engine.partition_steps import PASSING_SECONDS
 from outbox_worker.postgres import remote_target
 from outbox_worker.postgres.ownership import leases as ownership
 from outbox_worker.postgres.progress import checkpoints
-from tests.integration.cli.conftest import Cli
+from tests.integration.cli.conftest import PROGRAM, Cli
 from tests.support.nightly import at_night
 from tests.support.servers.postgres import Servers, build_source, find_memory, wait_until
 from tests.support.worker import Outbox, build_config
@@ -144,6 +145,20 @@ def test_a_rewind_while_it_waits_for_its_rate_is_heeded(cli, shop):
     pruning.join()
     assert shop.connection.execute(count).fetchone() == (3,)
     assert done[0].returncode == 0, done[0].stderr
+
+
+def test_told_to_stop_as_a_pod_is_it_ends_after_a_batch_and_says_so(cli, shop):
+    shop.store(shop.produce(4)[-1])
+    count = "SELECT count(*) FROM outbox.messages"
+    pruning = subprocess.Popen(
+        [str(PROGRAM), "prune", *ACT, "--rate", "1", *cli.where], stderr=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: shop.connection.execute(count).fetchone() == (3,), "one is deleted")
+    pruning.terminate()
+    _, said = pruning.communicate(timeout=30)
+    assert (pruning.returncode, "1 were deleted before this" in said) == (130, True), said
+    assert shop.connection.execute(count).fetchone() == (3,)
+    assert "was stopped: 1 deleted" in shop.audit_log()[-1][3]
 
 
 def test_it_is_refused_while_a_processor_has_no_checkpoint(cli, shop):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 
+from outbox_worker.early_stop import end_when_told
+
 
 def main() -> int:
     """Run one command of `outbox`."""
@@ -25,8 +27,11 @@ def _run(*, plugin: bool) -> int:
         from outbox_cli.try_out.run import main as run_try
 
         return run_try(sys.argv[2:])
+    end_when_told()
     from outbox_cli.main import main as run
 
+    # In a container this is process 1, which hears no signal without a handler. Told to stop, it stops as by Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if is_heard:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return run(plugin=plugin)
