@@ -16,10 +16,13 @@ from tests.tools.demo.place import (
     EXAMPLES,
     LOYALTY,
     NAMESPACE,
+    OPERATOR_NAMESPACE,
+    OTHER_NAMESPACE,
     PARCELS,
     PROCESSORS,
     PROJECTION,
     RABBITMQ,
+    RELEASE,
     SEARCH,
 )
 from tests.tools.demo.producing.shop import Shop
@@ -217,8 +220,18 @@ class Story:
             f"  kubectl describe obp -n {NAMESPACE} {LOYALTY}",
             f'  kubectl patch obp -n {NAMESPACE} {name} --type merge -p \'{{"spec":{{"suspend":true}}}}\'',
             f"  kubectl delete obp -n {NAMESPACE} {name}; kubectl apply -n {NAMESPACE} -f examples/{MANIFEST[name]}",
-            "  make down   # removes everything that was started",
         ]
+        if self._place.local:
+            lines.append("  make down   # removes everything that was started")
+        else:
+            lines += [
+                "and to remove what the demo made:",
+                f"  kubectl delete obp --all -n {NAMESPACE}; kubectl delete obp --all -n {OTHER_NAMESPACE}",
+                f"  helm uninstall {RELEASE} -n {OPERATOR_NAMESPACE}",
+                f"  kubectl delete namespace {NAMESPACE} {OTHER_NAMESPACE} {OPERATOR_NAMESPACE}",
+                f"  kubectl delete clusterrole {OPERATOR_NAMESPACE}:{RELEASE}:spark-driver",
+                "  kubectl delete crd outboxprocessors.outbox-operator.dev",
+            ]
         self._progress.print_lines(lines)
 
     def close(self) -> None:
