@@ -16,12 +16,19 @@ def read_files(directory: Path, *names: str, target: str) -> dict[str, str | Non
     """Read these files, without space around their text; None: it is not there, or empty.
 
     Raises:
-        ConfigurationError: the folder is missing, or a file of it cannot be read.
+        ConfigurationError: the folder is missing, a file of it cannot be read, or it has `user` where `username` is
+            read: without an error another user would log in, or none.
 
     """
     if not directory.is_dir():
         raise invalid_secret(f"there is no folder {directory}; name one that holds the files of a connection", target)
-    return {name: _read(directory / name, target) for name in names}
+    values = {name: _read(directory / name, target) for name in names}
+    if "username" in values and not values["username"] and not values.get("uri") and _read(directory / "user", target):
+        raise invalid_secret(
+            f"{directory.resolve()} has a file `user`, which is the key of a database; rename `user` to `username`",
+            target,
+        )
+    return values
 
 
 def _read(path: Path, target: str) -> str | None:
