@@ -173,6 +173,13 @@ def test_a_file_that_is_not_text_is_a_sentence(tmp_path):
         connect_uri(tmp_path / "uri", "x")
 
 
+def test_the_mark_with_which_editors_begin_a_file_is_not_part_of_its_text(database, tmp_path):
+    files = write(tmp_path, uri=f"\ufeff{database.uri()}\r\n")
+    for connection in (files.connect("x"), connect_uri(tmp_path / "uri", "x")):
+        with connection:
+            assert connection.execute("SELECT current_database()").fetchone() == (database.name,)
+
+
 @pytest.mark.parametrize(
     ("named", "missing"),
     [

@@ -105,3 +105,8 @@ def test_a_user_in_the_file_of_a_database_is_refused(tmp_path, read, keys):
 
 def test_a_user_beside_a_uri_is_another_programs(tmp_path):
     assert read_broker_address(write(tmp_path, uri="amqp://shop:p@h", user="else")).username == "shop"
+
+
+def test_the_mark_with_which_editors_begin_a_file_is_not_part_of_its_text(tmp_path):
+    directory = write(tmp_path, uri="\ufeffamqp://shop:p@h\r\n")
+    assert read_broker_address(directory).username == "shop"

@@ -33,7 +33,7 @@ def read_files(directory: Path, *names: str, target: str) -> dict[str, str | Non
 
 def _read(path: Path, target: str) -> str | None:
     try:
-        return path.read_text(encoding="utf-8").strip() or None
+        return path.read_text(encoding="utf-8-sig").strip() or None
     except FileNotFoundError:
         return None
     except OSError as err:
