@@ -282,11 +282,13 @@ class HttpSink(OutsideTransaction):
             unsent = err  # a message that is too large, for example, is refused before all of it is there
         content = b""
         with connection.getresponse() as answer:
-            with contextlib.suppress(OSError, HTTPException):  # the status says it: repeated, it would be taken twice
+            try:
                 while not answer.isclosed() and len(content) < _LONGEST_BODY:
                     # No more than is there: a read that the time ends gives nothing of what it had.
                     ready = len(answer.fp.peek()) if content else 1
                     content += answer.read(max(1, min(ready, _LONGEST_BODY - len(content))))
+            except (OSError, HTTPException, ValueError):  # the status counts: repeated, it would be taken twice
+                connection.close()
             if unsent or not answer.isclosed():  # there is more: unread, it would be taken for the next answer
                 connection.close()
         if unsent and answer.status < 400:
