@@ -92,7 +92,8 @@ def test_what_is_no_http_is_told_briefly_and_without_the_token(make):
         read_head(connection)
         connection.sendall(b"you sent s3cret" + b"!" * 5000 + b"\r\n\r\n")
 
-    with answering(answer) as url, pytest.raises(TransientError, match=r"you sent \*\*\*!") as caught:
+    told = r"no HTTP answer; if it speaks TLS, write https in target.http.url: you sent \*\*\*!"
+    with answering(answer) as url, pytest.raises(TransientError, match=told) as caught:
         make(url=url, keys={"token": "s3cret"}).deliver(batch(message(1)), 1)
     assert len(str(caught.value)) < 400
     assert caught.value.reason == "TargetUnavailable"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from io import BufferedReader, RawIOBase
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -242,6 +242,9 @@ class HttpSink(OutsideTransaction):
             ) from err
         except (OSError, HTTPException, ValueError, OverflowError) as err:  # the last two: of a host, a port
             why = str(err) or type(err).__name__
+            if isinstance(err, BadStatusLine) and not isinstance(err, OSError):
+                hint = "; if it speaks TLS, write https in target.http.url" if self._url.scheme == "http" else ""
+                why = f"what it sent is no HTTP answer{hint}: {why}"
             raise TransientError(
                 f"{self._where} did not answer ({_shorten(why, token)}); it is tried again",
                 reason=Reason.TARGET_UNAVAILABLE,
