@@ -217,7 +217,8 @@ class TestTheMessagesFault:
         receiver.answer = lambda _: Answer(400, {"Retry-After": "7"}, b"no such\n order\0; you sent s3cret")
         with pytest.raises(HandlerError) as caught:
             sink.deliver(batch(message(1)), 1)
-        assert str(caught.value) == f"https://localhost:{receiver.port} answered 400 no such order ; you sent ***"
+        answered = f"https://localhost:{receiver.port} answered 400 (Retry-After: 7)"
+        assert str(caught.value) == f"{answered} no such order ; you sent ***"
         assert (caught.value.error_class, caught.value.retry_after) == ("Http400", 7.0)
 
     def test_what_cannot_be_an_event_is_named_without_a_request(self, receiver, make):
@@ -246,7 +247,10 @@ class TestTheTargetsFault:
     def test_it_asks_for_a_wait(self, receiver, make, after):
         when = after or formatdate(time.time() + 8, usegmt=True)
         receiver.answer = lambda _: Answer(429, headers={"Retry-After": when})
-        assert 5 < (self.blamed(make(), message(1)).retry_after or 0) <= 8
+        error = self.blamed(make(), message(1))
+        assert 5 < (error.retry_after or 0) <= 8
+        # A day may pass in which nothing is tried: who looks at the status must see why.
+        assert f"answered 429 (Retry-After: {when})" in str(error)
 
     def test_a_redirect_is_not_followed(self, receiver, make):
         receiver.answer = lambda _: Answer(307, headers={"Location": receiver.url})

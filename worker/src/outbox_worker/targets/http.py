@@ -250,8 +250,13 @@ class HttpSink(OutsideTransaction):
                 reason=Reason.TARGET_UNAVAILABLE,
             ) from err
         said = _shorten(content.decode(errors="replace"), token)
-        asked = parse_retry_after(answer.getheader("Retry-After", ""), datetime.now(UTC))
-        if error := classify_answer(answer.status, asked, f"{self._where} answered {answer.status} {said}".rstrip()):
+        asked = answer.getheader("Retry-After", "")
+        wait = parse_retry_after(asked, datetime.now(UTC))
+        # As it came: the seconds up to a date would be others at each attempt, and a status would change with them.
+        until = "" if wait is None else f" (Retry-After: {_shorten(asked, token)})"
+        if error := classify_answer(
+            answer.status, wait, f"{self._where} answered {answer.status}{until} {said}".rstrip()
+        ):
             raise error
 
     def _ask(
