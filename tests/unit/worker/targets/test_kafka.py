@@ -212,6 +212,18 @@ class TestWhoseFault:
         assert "said so" in str(found)
         assert not answers.is_refusal(KafkaError(code))
 
+    @pytest.mark.parametrize(
+        ("transaction", "which", "prefix"),
+        [("outbox/orders/here/0", "the transactional id outbox/orders/here/0 ", "outbox/orders/"),
+         ("", "its transactional id ", "outbox/PROCESSOR_ID/")],
+        ids=["named", "of a message"],
+    )  # fmt: skip
+    def test_transactional_ids_that_are_not_allowed_are_named_by_their_prefix(self, transaction, which, prefix):
+        error = KafkaError(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "said so")
+        told = str(answers.classify_error(error, replace(SETTINGS, username="anna"), transaction=transaction))
+        assert f"user anna use {which}(" in told
+        assert told.endswith(f"with the prefix {prefix}")
+
     def test_a_certificate_that_is_not_trusted_is_the_secrets(self):
         error = KafkaError(KafkaError._SSL, "handshake: certificate verify failed: self-signed")
         found = answers.classify_error(error, SETTINGS)
