@@ -103,8 +103,12 @@ def test_a_user_in_the_file_of_a_database_is_refused(tmp_path, read, keys):
     read(write(tmp_path, **keys, username="shop", password="p"))
 
 
-def test_a_user_beside_a_uri_is_another_programs(tmp_path):
+def test_a_user_that_says_nothing_of_this_login_is_no_mistake(tmp_path):
     assert read_broker_address(write(tmp_path, uri="amqp://shop:p@h", user="else")).username == "shop"
+    assert read_broker_settings(write(tmp_path, bootstrapServers="h:9092", user="\n")).username is None
+    (tmp_path / "user").unlink()
+    (tmp_path / "user").mkdir()
+    assert read_broker_settings(tmp_path).username is None
 
 
 def test_the_mark_with_which_editors_begin_a_file_is_not_part_of_its_text(tmp_path):

@@ -23,7 +23,9 @@ def read_files(directory: Path, *names: str, target: str) -> dict[str, str | Non
     if not directory.is_dir():
         raise invalid_secret(f"there is no folder {directory}; name one that holds the files of a connection", target)
     values = {name: _read(directory / name, target) for name in names}
-    if "username" in values and not values["username"] and not values.get("uri") and _read(directory / "user", target):
+    file = directory / "user"
+    needs_user = "username" in values and not values["username"] and not values.get("uri")
+    if needs_user and file.is_file() and _read(file, target):
         raise invalid_secret(
             f"{directory.resolve()} has a file `user`, which is the key of a database; rename `user` to `username`",
             target,
