@@ -260,6 +260,15 @@ def test_statements_that_fail(database, statement, kind, reason):
     assert caught.value.reason is reason
 
 
+def test_a_statement_that_was_cancelled_is_told_with_the_setting_that_may_have_done_it(database):
+    with pytest.raises(TransientError) as caught, translated():
+        database.connect().execute("SET statement_timeout = '10ms'; SELECT pg_sleep(5)")
+    assert str(caught.value) == (
+        "canceling statement due to statement timeout (57014): if statement_timeout of the server, the database or the "
+        "role did it, raise it for the role of this connection; it is tried again"
+    )
+
+
 @pytest.mark.parametrize("statement", ["SELECT outbox.nothing()", "SELECT nothing FROM public.shop_outbox"])
 def test_what_is_missing_may_be_ours_or_what_the_resource_maps(database, statement):
     database.direct().execute("CREATE TABLE public.shop_outbox (n int)")
