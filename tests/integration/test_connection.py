@@ -173,6 +173,13 @@ def test_a_file_that_is_not_text_is_a_sentence(tmp_path):
         connect_uri(tmp_path / "uri", "x")
 
 
+def test_the_mark_with_which_editors_begin_a_file_is_not_part_of_its_text(database, tmp_path):
+    files = write(tmp_path, uri=f"\ufeff{database.uri()}\r\n")
+    for connection in (files.connect("x"), connect_uri(tmp_path / "uri", "x")):
+        with connection:
+            assert connection.execute("SELECT current_database()").fetchone() == (database.name,)
+
+
 @pytest.mark.parametrize(
     ("named", "missing"),
     [
@@ -251,6 +258,15 @@ def test_statements_that_fail(database, statement, kind, reason):
         database.connect().execute(statement)
 
     assert caught.value.reason is reason
+
+
+def test_a_statement_that_was_cancelled_is_told_with_the_setting_that_may_have_done_it(database):
+    with pytest.raises(TransientError) as caught, translated():
+        database.connect().execute("SET statement_timeout = '10ms'; SELECT pg_sleep(5)")
+    assert str(caught.value) == (
+        "canceling statement due to statement timeout (57014): if statement_timeout of the server, the database or the "
+        "role did it, raise it for the role of this connection; it is tried again"
+    )
 
 
 @pytest.mark.parametrize("statement", ["SELECT outbox.nothing()", "SELECT nothing FROM public.shop_outbox"])

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import functions as f
 
 from outbox_core.config import ProcessorConfig
-from outbox_core.errors import ConfigurationError, PermanentError, TransientError
+from outbox_core.errors import ConfigurationError, HandlerError, PermanentError, TransientError
 from outbox_core.message import Batch
 from outbox_core.progress.checkpoint import BEGINNING, Checkpoint
 from outbox_core.report import Reason
@@ -80,6 +80,22 @@ def test_only_the_attempts_that_spark_counts_are_merged(notebook, database):
     assert sorted(row[0] for row in look.execute(staged.relation()).fetchall()) == list(range(1000))
     (everything,) = look.execute(f"SELECT count(*) FROM outbox.{staged.table.name}").fetchone()
     assert everything >= 1003
+
+
+@pytest.mark.parametrize("name", ["the statement of effects.sql", "target.sql.statement"])
+def test_a_statement_that_fails_is_named_where_it_stands(notebook, database, name):
+    effects = Effects(staging(database), FileArea(database.files(), "outbox", "orders", 1), WHOLE)
+    rows, statement = notebook.range(3), "INSERT INTO public.nowhere SELECT id FROM batch"
+    if name == "target.sql.statement":
+        effects.run(rows, statement, name)
+    else:
+        effects.sql(rows, statement)
+    with (
+        database.direct(autocommit=False) as connection,
+        pytest.raises(HandlerError, match=f"^{name} failed") as caught,
+    ):
+        effects.apply(Transaction(connection, None), Batch(WHOLE.start, WHOLE.end, (), 3, full=True))
+    assert 'relation "public.nowhere" does not exist' in str(caught.value)
 
 
 def test_values_arrive_as_they_were(notebook, database):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from traceback import format_exception
 
 import pytest
@@ -10,6 +11,7 @@ from pamqp import commands
 from outbox_core.errors import ConfigurationError, TransientError
 from outbox_core.report import Reason
 from outbox_worker.targets.amqp.broker import STREAM, open_socket, read_broker_address
+from outbox_worker.targets.librdkafka.settings import read_broker_settings
 
 
 def write(directory, **keys):
@@ -85,3 +87,30 @@ def test_streams_have_schemes_and_ports_of_their_own(tmp_path, keys, port, tls):
 def test_what_is_wrong_names_the_target_that_it_is_of(tmp_path):
     with pytest.raises(ConfigurationError, match=r"target\.rabbitmqStream\..*must look like rabbitmq-stream://"):
         read_broker_address(write(tmp_path, uri="amqp://h"), STREAM)
+
+
+@pytest.mark.parametrize(
+    ("read", "keys"),
+    [(read_broker_address, {"host": "h"}), (partial(read_broker_address, protocol=STREAM), {"host": "h"}),
+     (read_broker_settings, {"bootstrapServers": "h:9092"})],
+)  # fmt: skip
+def test_a_user_in_the_file_of_a_database_is_refused(tmp_path, read, keys):
+    """Without a word it would be the user guest, or no login."""
+    with pytest.raises(ConfigurationError, match=r"has a file `user`.*rename `user` to `username`") as caught:
+        read(write(tmp_path, **keys, user="shop"))
+    assert str(tmp_path) in str(caught.value)
+    assert caught.value.reason is Reason.CONNECTION_SECRET_INVALID
+    read(write(tmp_path, **keys, username="shop", password="p"))
+
+
+def test_a_user_that_says_nothing_of_this_login_is_no_mistake(tmp_path):
+    assert read_broker_address(write(tmp_path, uri="amqp://shop:p@h", user="else")).username == "shop"
+    assert read_broker_settings(write(tmp_path, bootstrapServers="h:9092", user="\n")).username is None
+    (tmp_path / "user").unlink()
+    (tmp_path / "user").mkdir()
+    assert read_broker_settings(tmp_path).username is None
+
+
+def test_the_mark_with_which_editors_begin_a_file_is_not_part_of_its_text(tmp_path):
+    directory = write(tmp_path, uri="\ufeffamqp://shop:p@h\r\n")
+    assert read_broker_address(directory).username == "shop"

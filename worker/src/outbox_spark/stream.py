@@ -80,7 +80,7 @@ class Stream:
         if self.application.handle is not None:
             self.application.handle(rows, effects)
         elif target is not None and target.sql is not None:
-            effects.sql(rows, target.sql.statement)
+            effects.run(rows, target.sql.statement, "target.sql.statement")
         elif target is not None and target.parquet is not None:
             effects.parquet(rows, target.parquet.path)
         else:

@@ -81,6 +81,27 @@ def test_refused_messages_are_named(sink, rabbitmq, queue_name):
         assert set(arrived(client, queue_name)) == {"m-0", "m-1"} - set(taken)
 
 
+def test_a_refusal_ends_with_its_cause_also_where_the_broker_would_keep_it_for_the_channel(sink, rabbitmq, queue_name):
+    """A quorum queue that is full as its policy of a length goes goes on to refuse what comes by the same channel."""
+    policy = ("-p", "/", queue_name, f"^{queue_name}$", '{"max-length": 2, "overflow": "reject-publish"}')
+    with rabbitmq.queue(queue_name, **{"x-queue-type": "quorum"}) as client:
+        rabbitmq.control("set_policy", *policy, "--apply-to", "queues")
+        messages = [message(n, queue_name) for n in range(9)]
+        wait_until(lambda: _is_refused(sink, messages), "the queue is full")
+        rabbitmq.control("clear_policy", "-p", "/", queue_name)
+        taken = arrived(client, queue_name)
+        assert sink.deliver(batch(*messages), 1) == 9
+        assert {*taken, *arrived(client, queue_name)} == {each.message_id for each in messages}
+
+
+def _is_refused(sink, messages):
+    try:
+        sink.deliver(batch(*messages), 1)
+    except HandlerError:
+        return True
+    return False
+
+
 def test_an_alarm_while_refusals_are_noted_loses_nothing(sink, rabbitmq, queue_name, monkeypatch):
     def ring(*_, **__):
         raise Interrupted(draining=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from datetime import UTC, datetime
 from traceback import format_exception
@@ -9,13 +10,16 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Producer
+from typing_extensions import override
 
 from outbox_core.errors import ConfigurationError, HandlerError, TransientError
 from outbox_core.message import Message
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Reason
 from outbox_core.spec import PartitionKey
-from outbox_worker.targets.librdkafka import answers
+from outbox_worker.targets.librdkafka import answers, threads
+from outbox_worker.targets.librdkafka.checkpoint_topic import CheckpointTopic
+from outbox_worker.targets.librdkafka.producer import KafkaProducer
 from outbox_worker.targets.librdkafka.records import RecordBuilder, build_topic
 from outbox_worker.targets.librdkafka.rounds import Refused, find_blamed
 from outbox_worker.targets.librdkafka.settings import (
@@ -45,6 +49,29 @@ def message(**fields):
         "metadata": None, "scheduled": None,
     }  # fmt: skip
     return Message(7, 8, **(chosen | fields))
+
+
+@pytest.mark.parametrize("most", [0, 3, 6])
+def test_a_client_is_not_made_where_its_threads_cannot_be_started(monkeypatch, most):
+    """Librdkafka ends the process then, or hangs in it: a pod's process ids are limited."""
+    begun: list[threading.Thread] = []
+
+    class Limited(threading.Thread):
+        @override
+        def start(self):
+            if len(begun) == most:
+                raise RuntimeError("can't start new thread")
+            begun.append(self)
+            super().start()
+
+    monkeypatch.setattr(threads, "Thread", Limited)
+    told = r"cannot start the 7 threads of a Kafka client: raise its limit \(the pod's process ids, ulimit -u\)"
+    settings = BrokerSettings("kafka:1,kafka:2,kafka:3", tls=False)
+    with pytest.raises(TransientError, match=told):
+        KafkaProducer(settings, "orders")
+    with pytest.raises(TransientError, match=told):
+        CheckpointTopic("checkpoints", settings, "orders", deadline=0.0)
+    assert not any(each.is_alive() for each in begun)
 
 
 class TestTheSecret:
@@ -211,6 +238,18 @@ class TestWhoseFault:
         assert "kafka:1" in str(found)
         assert "said so" in str(found)
         assert not answers.is_refusal(KafkaError(code))
+
+    @pytest.mark.parametrize(
+        ("transaction", "which", "prefix"),
+        [("outbox/orders/here/0", "the transactional id outbox/orders/here/0 ", "outbox/orders/"),
+         ("", "its transactional id ", "outbox/PROCESSOR_ID/")],
+        ids=["named", "of a message"],
+    )  # fmt: skip
+    def test_transactional_ids_that_are_not_allowed_are_named_by_their_prefix(self, transaction, which, prefix):
+        error = KafkaError(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "said so")
+        told = str(answers.classify_error(error, replace(SETTINGS, username="anna"), transaction=transaction))
+        assert f"user anna use {which}(" in told
+        assert told.endswith(f"with the prefix {prefix}")
 
     def test_a_certificate_that_is_not_trusted_is_the_secrets(self):
         error = KafkaError(KafkaError._SSL, "handshake: certificate verify failed: self-signed")

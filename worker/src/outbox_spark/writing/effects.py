@@ -50,7 +50,7 @@ class Effects:
         self._whole = whole
         self._messages = messages
         self._options = options
-        self.statements: list[tuple[SqlTarget, Staged]] = []
+        self.statements: list[tuple[SqlSink, Staged]] = []
         self.pending: list[PendingFile] = []
 
     @property
@@ -72,13 +72,22 @@ class Effects:
             HandlerError: the rows have a column that PostgreSQL has no type for.
 
         """
+        self.run(rows, statement, "the statement of effects.sql")
+
+    def run(self, rows: DataFrame, statement: str, name: str) -> None:
+        """Stage `rows` now, and run `statement` in that transaction; `name` is where people find it.
+
+        Raises:
+            HandlerError: as `sql` does.
+
+        """
         try:
             parse_batch_statement(statement)
         except StatementError as error:
-            raise HandlerError(
-                f"the statement of effects.sql cannot be run: {error}", reason=Reason.STATEMENT_FAILED
-            ) from error
-        self.statements.append((SqlTarget(statement=statement), self._staging.load(rows)))
+            raise HandlerError(f"{name} cannot be run: {error}", reason=Reason.STATEMENT_FAILED) from error
+        staged = self._staging.load(rows)
+        sink = SqlSink(SqlTarget(statement=statement), _always(staged.relation()), name=name)
+        self.statements.append((sink, staged))
 
     def parquet(self, rows: DataFrame, path: str) -> None:
         """Append `rows` to the Parquet files of the directory `path`, visible once the checkpoint is stored.
@@ -102,8 +111,8 @@ class Effects:
 
         Files and Spark's own directory know of that commit outside of the database: no crash takes it back.
         """
-        for target, staged in self.statements:
-            SqlSink(target, _always(staged.relation())).handle(transaction, batch)
+        for sink, _ in self.statements:
+            sink.handle(transaction, batch)
         if self.pending:
             self._files.list_in(transaction.connection, self.pending)
         transaction.connection.execute(_MAKE_DURABLE)

@@ -116,7 +116,7 @@ class ConnectionFiles:
 
     def _read(self, key: str) -> str | None:
         try:
-            return (self.directory / key).read_text().strip() or None
+            return (self.directory / key).read_text(encoding="utf-8-sig").strip() or None
         except FileNotFoundError:
             return None
         except OSError as err:
@@ -150,7 +150,7 @@ def connect_uri(file: Path, application_name: str) -> Connection:
     """
     unreadable = _invalid(f"{file} holds no connection URI (postgresql://user:password@host:port/database)")
     try:
-        uri = file.read_text().strip()
+        uri = file.read_text(encoding="utf-8-sig").strip()
         if is_misread(uri):
             raise _invalid(f"in {file} {ENCODE}")
         parameters = conninfo.conninfo_to_dict(uri)

@@ -33,6 +33,10 @@ _READ_ONLY: Final = (
     "the server is a standby, or default_transaction_read_only is on for the server, the database or the role; it is "
     "tried again until writes are allowed"
 )
+_CANCELLED: Final = (
+    "if statement_timeout of the server, the database or the role did it, raise it for the role of this connection; it "
+    "is tried again"
+)
 _NO_JSONB: Final = frozenset({"22P02", "22P05", "22003"})
 """What jsonb says to text that is no JSON, to \\u0000 and halves of characters, to numbers that are too long."""
 _TRY_AGAIN: Final = frozenset({"40001", "40P01", "55P03", "55006", "57014", "25P02"})
@@ -91,7 +95,8 @@ def _by_class(state: str, said: str) -> OutboxError:
     if state == "25006":
         return TransientError(f"{said}: {_READ_ONLY}", reason=Reason.DATABASE_UNAVAILABLE)
     if state in _TRY_AGAIN:
-        return TransientError(f"{said} ({state})", reason=Reason.STATEMENT_FAILED)
+        remedy = f": {_CANCELLED}" if state == "57014" else ""
+        return TransientError(f"{said} ({state}){remedy}", reason=Reason.STATEMENT_FAILED)
     if state.startswith(_UNAVAILABLE):
         return TransientError(said, reason=Reason.DATABASE_UNAVAILABLE)
     remedy = f": {_UNREADABLE}" if state in _NO_JSONB else ""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from io import BufferedReader, RawIOBase
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -242,13 +242,21 @@ class HttpSink(OutsideTransaction):
             ) from err
         except (OSError, HTTPException, ValueError, OverflowError) as err:  # the last two: of a host, a port
             why = str(err) or type(err).__name__
+            if isinstance(err, BadStatusLine) and not isinstance(err, OSError):
+                hint = "; if it speaks TLS, write https in target.http.url" if self._url.scheme == "http" else ""
+                why = f"what it sent is no HTTP answer{hint}: {why}"
             raise TransientError(
                 f"{self._where} did not answer ({_shorten(why, token)}); it is tried again",
                 reason=Reason.TARGET_UNAVAILABLE,
             ) from err
         said = _shorten(content.decode(errors="replace"), token)
-        asked = parse_retry_after(answer.getheader("Retry-After", ""), datetime.now(UTC))
-        if error := classify_answer(answer.status, asked, f"{self._where} answered {answer.status} {said}".rstrip()):
+        asked = answer.getheader("Retry-After", "")
+        wait = parse_retry_after(asked, datetime.now(UTC))
+        # As it came: the seconds up to a date would be others at each attempt, and a status would change with them.
+        until = "" if wait is None else f" (Retry-After: {_shorten(asked, token)})"
+        if error := classify_answer(
+            answer.status, wait, f"{self._where} answered {answer.status}{until} {said}".rstrip()
+        ):
             raise error
 
     def _ask(
@@ -282,11 +290,13 @@ class HttpSink(OutsideTransaction):
             unsent = err  # a message that is too large, for example, is refused before all of it is there
         content = b""
         with connection.getresponse() as answer:
-            with contextlib.suppress(OSError, HTTPException):  # the status says it: repeated, it would be taken twice
+            try:
                 while not answer.isclosed() and len(content) < _LONGEST_BODY:
                     # No more than is there: a read that the time ends gives nothing of what it had.
                     ready = len(answer.fp.peek()) if content else 1
                     content += answer.read(max(1, min(ready, _LONGEST_BODY - len(content))))
+            except (OSError, HTTPException, ValueError):  # the status counts: repeated, it would be taken twice
+                connection.close()
             if unsent or not answer.isclosed():  # there is more: unread, it would be taken for the next answer
                 connection.close()
         if unsent and answer.status < 400:

@@ -73,6 +73,8 @@ class RabbitmqSink(PipelinedTarget):
         self._encoder = MessageEncoder(target, processor_id=config.processor_id, pod=pod)
         self._connection: AmqpConnection | None = None
         self._begun: list[_Attempt] = []
+        self._was_refused = False
+        """A broker may go on to refuse what comes by the same channel when its reason to do so is over."""
         self._taken = TakenMessages()
 
     @override
@@ -99,7 +101,7 @@ class RabbitmqSink(PipelinedTarget):
     def close(self) -> None:
         """Drop the connection, and what was begun on it; remember what of that the broker took."""
         connection, begun = self._connection, self._begun
-        self._connection, self._begun = None, []
+        self._connection, self._begun, self._was_refused = None, [], False
         if connection is None:
             return
         returned = {each.place for each in connection.returned}
@@ -164,6 +166,8 @@ class RabbitmqSink(PipelinedTarget):
             self._taken.add(each.batch, accepted)
 
     def _publish(self, batch: Batch, epoch: int) -> _Attempt:
+        if self._was_refused and not self._begun:
+            self.close()
         attempt = _Attempt(batch, self._taken.left_of(batch, epoch))
         self._begun.append(attempt)
         if attempt.messages:
@@ -200,6 +204,7 @@ class RabbitmqSink(PipelinedTarget):
                 owner.failed[place] = _unroutable(returned)
             connection.returned.clear()
         for tag in (each for each in connection.confirms.nacked if each in attempt.tags):
+            self._was_refused = True
             attempt.failed[attempt.tagged[tag - attempt.first].checkpoint] = HandlerError(
                 "the broker refused the message (nack); see its log: a full queue with overflow reject-publish does "
                 "this",

@@ -16,17 +16,26 @@ def read_files(directory: Path, *names: str, target: str) -> dict[str, str | Non
     """Read these files, without space around their text; None: it is not there, or empty.
 
     Raises:
-        ConfigurationError: the folder is missing, or a file of it cannot be read.
+        ConfigurationError: the folder is missing, a file of it cannot be read, or it has `user` where `username` is
+            read: without an error another user would log in, or none.
 
     """
     if not directory.is_dir():
         raise invalid_secret(f"there is no folder {directory}; name one that holds the files of a connection", target)
-    return {name: _read(directory / name, target) for name in names}
+    values = {name: _read(directory / name, target) for name in names}
+    file = directory / "user"
+    needs_user = "username" in values and not values["username"] and not values.get("uri")
+    if needs_user and file.is_file() and _read(file, target):
+        raise invalid_secret(
+            f"{directory.resolve()} has a file `user`, which is the key of a database; rename `user` to `username`",
+            target,
+        )
+    return values
 
 
 def _read(path: Path, target: str) -> str | None:
     try:
-        return path.read_text(encoding="utf-8").strip() or None
+        return path.read_text(encoding="utf-8-sig").strip() or None
     except FileNotFoundError:
         return None
     except OSError as err:

@@ -57,13 +57,21 @@ class SqlSink(SearchTarget):
     """Runs one statement."""
 
     def __init__(
-        self, target: SqlTarget, whole: Whole | None = None, some: Some | None = None, schema: str = ""
+        self,
+        target: SqlTarget,
+        whole: Whole | None = None,
+        some: Some | None = None,
+        schema: str = "",
+        *,
+        name: str = "target.sql.statement",
     ) -> None:
         """Keep the statement.
 
         `whole` gives the SELECT of a batch's messages, `some` that of a part of it (`batch_relation.py`); None: the
         statement's database does not hold them. `schema` is that of our functions; empty: they are not there either.
+        `name` is where people find the statement.
         """
+        self._name = name
         self._schema = schema
         self._statement = target.statement
         self._whole, self._some = whole, some
@@ -75,7 +83,7 @@ class SqlSink(SearchTarget):
         try:
             parse_batch_statement(self._statement)
         except StatementError as err:
-            raise ConfigurationError(f"target.sql.statement cannot be used: {err}") from err
+            raise ConfigurationError(f"{self._name} cannot be used: {err}") from err
 
     @override
     def handle(self, transaction: Transaction, batch: Batch) -> int:
@@ -170,7 +178,7 @@ class SqlSink(SearchTarget):
             return error
         if err.sqlstate == "57014":
             return HandlerError(
-                "target.sql.statement ran longer than delivery.timeout and was cancelled; make it faster, or "
+                f"{self._name} ran longer than delivery.timeout and was cancelled; make it faster, or "
                 "raise delivery.timeout, or lower delivery.batchSize",
                 reason=Reason.HANDLER_TIMEOUT,
             )
@@ -182,7 +190,7 @@ class SqlSink(SearchTarget):
                 place = f" at character {at}, near {excerpt!r}"
         hint = hint or err.diag.message_hint
         return HandlerError(
-            f"target.sql.statement failed{place}: {err.diag.message_primary or err} [{err.sqlstate}]"
+            f"{self._name} failed{place}: {err.diag.message_primary or err} [{err.sqlstate}]"
             + (f" ({hint})" if hint else ""),
             reason=Reason.STATEMENT_FAILED,
             classes=class_names(err),

@@ -139,9 +139,11 @@ def classify_error(
         )
     elif code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
         kind, reason = ConfigurationError, Reason.PERMISSION_DENIED
+        which = f"the transactional id {transaction}" if transaction else "its transactional id"
+        prefix = transaction.rsplit("/", 2)[0] if transaction else "outbox/PROCESSOR_ID"
         what = (
-            f" does not let user {user} use the transactional id {transaction} ({said}); allow it the operations Write "
-            "and Describe on transactional ids with this prefix"
+            f" does not let user {user} use {which} ({said}); allow it the operations Write and Describe on "
+            f"transactional ids with the prefix {prefix}/"
         )
     elif code == KafkaError.INVALID_TRANSACTION_TIMEOUT:
         kind, reason = ConfigurationError, Reason.INVALID_CONFIGURATION

@@ -21,6 +21,7 @@ from outbox_worker.logs import get_logger
 from outbox_worker.targets.librdkafka.answers import is_login, is_settling
 from outbox_worker.targets.librdkafka.producer import SLICE, Heard
 from outbox_worker.targets.librdkafka.published import Record
+from outbox_worker.targets.librdkafka.threads import check_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,14 +50,21 @@ class CheckpointTopic:
     """
 
     def __init__(self, topic: str, settings: BrokerSettings, client: str, deadline: float) -> None:
-        """Make the clients, which connect by themselves; `client` is their name in the brokers' logs."""
+        """Make the clients, which connect by themselves; `client` is their name in the brokers' logs.
+
+        Raises:
+            OutboxError: a setting cannot be, or this process may have no more threads.
+
+        """
         self._topic, self._settings = topic, settings
         self._is_there = False
         self._heard = Heard(settings, topic=topic, operation="Read")
         self.begin(deadline)
         config: dict[str, Any] = settings.as_client(client) | {"error_cb": self._heard.note_error, "logger": _log}
         try:
+            check_threads(settings)
             self._admin = AdminClient(config)
+            check_threads(settings)
             self._consumer = Consumer(
                 config
                 | {

@@ -12,6 +12,7 @@ from outbox_core.errors import OutboxError, TransientError
 from outbox_core.report import Reason
 from outbox_worker.logs import get_logger
 from outbox_worker.targets.librdkafka.answers import classify_error, describe, is_login, is_settling
+from outbox_worker.targets.librdkafka.threads import check_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -86,6 +87,10 @@ class KafkaProducer:
         """Make it; it connects by itself.
 
         `client` is its name in the brokers' logs; `more` are settings of librdkafka that differ.
+
+        Raises:
+            OutboxError: a setting cannot be, or this process may have no more threads.
+
         """
         self.settings = settings
         self._heard = Heard(settings)
@@ -93,6 +98,7 @@ class KafkaProducer:
         self.topics: set[str] = set()
         """Those that it knows, until its end."""
         config = settings.as_producer(client) | dict(more or {})
+        check_threads(settings)
         try:
             self._producer = Producer(config, logger=self._heard, error_cb=self._heard.note_error)
         except KafkaException as err:
