@@ -131,8 +131,7 @@ DECLARE
     v_batch competing_batches;
     v_rows tid[];
 BEGIN
-    IF NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid)
-       OR EXISTS (SELECT 1 FROM database_identity i WHERE i.repair_begun_at IS NOT NULL) THEN
+    IF NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid) THEN
         RETURN;
     END IF;
     SELECT b.* INTO v_batch FROM competing_batches b
@@ -140,7 +139,11 @@ BEGIN
       AND b.failed = p_failed
     ORDER BY b.id LIMIT 1
     FOR UPDATE SKIP LOCKED;
-    IF FOUND THEN
+    -- Only now: a repair that begins meanwhile locks the table, and waits for the end of this transaction.
+    IF EXISTS (SELECT 1 FROM database_identity i WHERE i.repair_begun_at IS NOT NULL) THEN
+        RETURN;
+    END IF;
+    IF v_batch.id IS NOT NULL THEN
         RETURN QUERY
             UPDATE competing_batches b
             SET owner = p_owner, pod = p_pod, attempt = b.attempt + 1, expires_at = clock_timestamp() + p_lease,

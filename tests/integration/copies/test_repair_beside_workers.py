@@ -1,0 +1,121 @@
+"""From its plan to its end `outbox repair` is alone: who asks meanwhile is handed nothing."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+from typing_extensions import override
+
+from outbox_core.processor.outcomes import NothingTaken
+from outbox_core.processor.turns import Turn
+from outbox_worker.postgres.admin.repair import Outbox, Repairer
+from outbox_worker.postgres.ownership import leases as ownership
+from tests.support.database.concurrency import wait_until_blocked
+from tests.support.database.consuming import HOUR, KEY, OVER, claim, cut, join, produce, taker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import psycopg
+
+    from outbox_worker.postgres.admin.repair import Plan, Repair
+    from tests.support.servers.postgres import Database
+
+TOKEN = uuid4()
+
+
+def acquires(connection: psycopg.Connection[Any]) -> bool:
+    """Whether a process that found nothing wrong a moment ago becomes the owner."""
+    return ownership.acquire_lease(connection, KEY, claim_uid="u1", pod="late", token=TOKEN, lease=HOUR).acquired
+
+
+def takes_what_is_left(connection: psycopg.Connection[Any]) -> bool:
+    return taker("late").take_left(connection, Turn.FRESH) is not None
+
+
+def is_handed_the_next(connection: psycopg.Connection[Any]) -> bool:
+    return not isinstance(taker("late").claim_next(connection), NothingTaken)
+
+
+ACTS = [acquires, takes_what_is_left, is_handed_the_next]
+
+
+@dataclass
+class Interrupted:
+    """What is asked for between the plan of a repair and its end."""
+
+    database: Database
+    act: Callable[[psycopg.Connection[Any]], bool]
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    asked: list[Future[bool]] = field(default_factory=list)
+
+    def ask(self) -> None:
+        self.asked.append(self.pool.submit(self.act, self.database.connect()))
+        wait_until_blocked(self.database, self.asked[0])
+
+
+class InterruptedRepairer(Repairer):
+    interrupted: Interrupted
+
+    @override
+    def _plan(self, reason: str, decided_by: str) -> tuple[Plan, Repair | None]:
+        planned = super()._plan(reason, decided_by)
+        self.interrupted.ask()
+        return planned
+
+
+@pytest.fixture
+def restored(database: Database) -> Database:
+    """An outbox with a processor, a batch of mode Competing whose consumer is gone, and rows of another server."""
+    connection = database.connect()
+    claim(connection)
+    join(connection)
+    produce(connection, 20)
+    cut(connection, taker("gone", lease=OVER))
+    connection.execute("INSERT INTO outbox.messages (transaction_id, message_type, data) VALUES ('5000', 'came', '{}')")
+    return database
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_who_asks_while_it_is_planned_waits_and_is_refused(restored: Database, act: Any) -> None:
+    """A plan of a large outbox takes minutes, and sees what was there when it began."""
+    repairer = InterruptedRepairer(restored.connect(), "outbox", [Outbox("outbox", "messages")])
+    repairer.interrupted = interrupted = Interrupted(restored, act)
+
+    repairer.begin("restored", "test")
+
+    assert interrupted.asked[0].result() is False
+    interrupted.pool.shutdown()
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_who_asks_before_it_is_finished_is_refused(restored: Database, act: Any) -> None:
+    """A worker looks at the database before it acquires its lease; in between it may import a handler for minutes."""
+    repairer = Repairer(restored.connect(), "outbox", [Outbox("outbox", "messages")])
+    begun = repairer.begin("restored", "test")
+    assert act(restored.connect()) is False
+    repairer.rewrite(begun, 1000, lambda _done, _total: None)
+    assert act(restored.connect()) is False
+
+    repairer.finish(begun)
+
+    assert act(restored.connect()) is True
+
+
+def test_a_frozen_consumer_that_wakes_completes_no_batch(restored: Database) -> None:
+    """It would read the range by its old ids, find nothing there, and take ten messages for done."""
+    frozen = taker("frozen", lease=OVER)
+    claimed = cut(restored.connect(), frozen)
+    repairer = Repairer(restored.connect(), "outbox", [Outbox("outbox", "messages")])
+    begun = repairer.begin("restored", "test")
+    repairer.rewrite(begun, 1000, lambda _done, _total: None)
+
+    assert frozen.renew(restored.connect(), claimed) == 0
+    assert not frozen.complete(restored.connect(), claimed, claimed.upto, claimed.count)
+
+    repairer.finish(begun)
+    assert not frozen.complete(restored.connect(), claimed, claimed.upto, claimed.count)
