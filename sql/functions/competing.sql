@@ -330,12 +330,13 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- Dead letters of consumers: those of the outbox are handed out as messages whose time has come, those of a queue are stored in it anew,
 -- with the message id, the priority and the age that they had, and their last error: they passed the filters that the processor had
--- then. No attempt is used yet. Their keys keep no order in this mode.
+-- then. No attempt is used yet. Their keys keep no order in this mode. A repair locks the processor's row to its end, and so is waited
+-- for: it maps one table after the other, and would miss what moves from one to another meanwhile.
 DECLARE
     v_queue text;
     v_count int;
 BEGIN
-    SELECT p.queue INTO v_queue FROM competing_processors p WHERE p.processor_id = p_processor_id;
+    SELECT p.queue INTO v_queue FROM competing_processors p WHERE p.processor_id = p_processor_id FOR KEY SHARE;
     IF v_queue IS NULL THEN
         WITH back AS (
             DELETE FROM dead_letters d WHERE d.processor_id = p_processor_id AND d.id = ANY (p_ids) RETURNING d.*

@@ -18,7 +18,7 @@ from tests.support.database.concurrency import wait_until_blocked
 from tests.support.database.consuming import HOUR, KEY, OVER, claim, cut, join, produce, taker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import psycopg
 
@@ -76,7 +76,9 @@ def restored(database: Database) -> Database:
     join(connection)
     produce(connection, 20)
     cut(connection, taker("gone", lease=OVER))
-    connection.execute("INSERT INTO outbox.messages (transaction_id, message_type, data) VALUES ('5000', 'came', '{}')")
+    connection.execute(
+        "INSERT INTO outbox.messages (transaction_id, message_type, data) VALUES ('987654321', 'came', '{}')"
+    )
     return database
 
 
@@ -119,3 +121,45 @@ def test_a_frozen_consumer_that_wakes_completes_no_batch(restored: Database) -> 
 
     repairer.finish(begun)
     assert not frozen.complete(restored.connect(), claimed, claimed.upto, claimed.count)
+
+
+class RedrivingRepairer(Repairer):
+    """Has dead letters redriven while it maps one table after the other."""
+
+    interrupted: Interrupted
+
+    @override
+    def _map(self, table: str, columns: Sequence[Any], parameters: dict[str, Any]) -> None:
+        if table == "competing_retries":
+            self.interrupted.ask()
+        super()._map(table, columns, parameters)
+
+
+def redrives(connection: psycopg.Connection[Any]) -> bool:
+    connection.execute("SELECT outbox.redrive_competing('orders', array_agg(id)) FROM outbox.dead_letters")
+    return True
+
+
+def test_what_is_redriven_while_it_finishes_has_the_new_ids(restored: Database) -> None:
+    """A copy with another id than its retry is not found, and the message of a later filter with it."""
+    connection = restored.connect()
+    connection.execute(
+        "INSERT INTO outbox.dead_letters (processor_id, key, transaction_id, position, message_id, message_type, data, "
+        "attempts, error_class, error) SELECT 'orders', 'k', transaction_id, position, message_id, 'came', '{}', 1, "
+        "'E', 'e' FROM outbox.messages WHERE message_type = 'came'"
+    )
+    repairer = RedrivingRepairer(restored.connect(), "outbox", [Outbox("outbox", "messages")])
+    repairer.interrupted = interrupted = Interrupted(restored, redrives)
+    begun = repairer.begin("restored", "test")
+    repairer.rewrite(begun, 1000, lambda _done, _total: None)
+
+    repairer.finish(begun)
+
+    assert interrupted.asked[0].result()
+    interrupted.pool.shutdown()
+    for table in ("competing_copies", "competing_retries"):
+        found = connection.execute(
+            f"SELECT count(*), count(o.position) FROM outbox.{table} AS r LEFT JOIN outbox.messages AS o "
+            "ON (o.transaction_id, o.position) = (r.transaction_id, r.position)"
+        )
+        assert found.fetchone() == (1, 1), table
