@@ -14,8 +14,10 @@ from outbox_core.processor.outcomes import NothingTaken
 from outbox_core.processor.turns import Turn
 from outbox_worker.postgres.admin.repair import Outbox, Repairer
 from outbox_worker.postgres.ownership import leases as ownership
+from tests.integration.cli.conftest import Cli
 from tests.support.database.concurrency import wait_until_blocked
 from tests.support.database.consuming import HOUR, KEY, OVER, claim, cut, join, produce, taker
+from tests.support.servers.restore import next_id, use_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -163,3 +165,21 @@ def test_what_is_redriven_while_it_finishes_has_the_new_ids(restored: Database) 
             "ON (o.transaction_id, o.position) = (r.transaction_id, r.position)"
         )
         assert found.fetchone() == (1, 1), table
+
+
+def test_nothing_is_pruned_by_a_checkpoint_that_the_counter_has_passed(database: Database) -> None:
+    """What was stored here since the restore lies below it, and no processor has handled it."""
+    connection = database.direct()
+    ahead = next_id(connection) + 50
+    connection.execute(
+        "SELECT outbox.rewind_processor_checkpoint('orders', 0, %s::text::xid8, 9, 'came', 'x')", (ahead,)
+    )
+    produce(connection, 3)
+    use_up(connection, ahead + 5)
+
+    done = Cli(database.files().directory).run("prune", "--no-remote-readers", "--yes", "--reason", "full")
+
+    assert done.returncode == 3
+    assert f"orders: the checkpoint names transaction id {ahead}, above" in done.stderr
+    assert "run `outbox repair` first" in done.stderr
+    assert connection.execute("SELECT count(*) FROM outbox.messages").fetchone() == (3,)
