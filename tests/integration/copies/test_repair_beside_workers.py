@@ -110,6 +110,20 @@ def test_who_asks_before_it_is_finished_is_refused(restored: Database, act: Any)
     assert act(restored.connect()) is True
 
 
+def test_a_session_that_keeps_a_lease_locked_is_to_be_ended(restored: Database) -> None:
+    restored.direct().execute("INSERT INTO outbox.processor_leases (processor_id) VALUES ('orders')")
+    frozen = restored.direct(autocommit=False)
+    frozen.execute("SELECT FROM outbox.processor_leases FOR KEY SHARE")
+    cli = Cli(restored.files().directory)
+
+    refused = cli.run("repair", "--yes", "--reason", "restored")
+
+    assert refused.returncode == 1
+    assert "another session has kept a lease or a batch locked for 10 s" in refused.stderr
+    frozen.rollback()
+    assert cli.run("repair", "--yes", "--reason", "restored").returncode == 0
+
+
 def test_a_frozen_consumer_that_wakes_completes_no_batch(restored: Database) -> None:
     """It would read the range by its old ids, find nothing there, and take ten messages for done."""
     frozen = taker("frozen", lease=OVER)

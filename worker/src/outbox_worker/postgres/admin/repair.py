@@ -22,6 +22,7 @@ from dataclasses import astuple, dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
 from psycopg import sql
 from typing_extensions import override
 
@@ -193,8 +194,7 @@ class Repairer:
         with self._connection.transaction():
             self._connection.execute(_ONE_SNAPSHOT)
             # Before the snapshot: it shows who is an owner by now, and who asks later finds the repair begun.
-            self._connection.execute("SET LOCAL lock_timeout = '10s'")
-            self._connection.execute(in_schema("repair_lock_owners", self._schema))
+            self._lock("repair_lock_owners")
             self._refuse_live()
             self._connection.execute(in_schema("repair_hand_back", self._schema))
             plan, repair = self._plan(reason, decided_by)
@@ -348,12 +348,22 @@ class Repairer:
         return fetch_rows(self._connection, load(query), parameters)
 
     def _lock_leases(self) -> list[str]:
-        self._connection.execute("SET LOCAL lock_timeout = '10s'")
-        rows = fetch_rows(self._connection, in_schema("repair_lock_leases", self._schema))
+        rows = self._lock("repair_lock_leases").fetchall()
         owners = [f"pod {pod} of {processor_id} partition {number}" for processor_id, number, pod, live in rows if live]
-        fetch_rows(self._connection, in_schema("repair_lock_consumers", self._schema))
+        self._lock("repair_lock_consumers")
         rows = fetch_rows(self._connection, in_schema("repair_list_consumers", self._schema))
         return owners + [f"consumer {pod} of {processor_id}" for processor_id, pod in rows]
+
+    def _lock(self, name: str) -> psycopg.Cursor[tuple[Any, ...]]:
+        self._connection.execute("SET LOCAL lock_timeout = '10s'")
+        try:
+            return self._connection.execute(in_schema(name, self._schema))
+        except psycopg.errors.LockNotAvailable as err:
+            raise RepairError(
+                "another session has kept a lease or a batch locked for 10 s: look in pg_stat_activity for an idle "
+                "transaction (of a frozen worker, or a person's), end it, then run this again",
+                reason=Reason.DATABASE_BEHIND,
+            ) from err
 
     def _refuse_live(self) -> None:
         if live := self._lock_leases():
