@@ -31,6 +31,8 @@ LOCK_TIMEOUT: Final = "300ms"
 IDLE_TIMEOUT: Final = "5s"
 """Suspended with locks (Ctrl-Z), the command would stop all producers, or the old poller."""
 ATTEMPTS: Final = 120
+_TELLING_ATTEMPT: Final = 3
+"""Of the attempts to lock the table: the one with which the person is told of the wait."""
 
 # A table that was never analysed, after a restore for example, has no estimate of its rows but its size.
 _INSPECT: Final = """
@@ -57,6 +59,15 @@ _LIST_INDEXES: Final = """
             WHERE k.n <= x.indnkeyatts)
     FROM pg_index x JOIN pg_class c ON c.oid = x.indexrelid JOIN pg_am m ON m.oid = c.relam
     WHERE x.indrelid = %s AND x.indpred IS NULL AND m.amname = 'btree'
+"""
+
+# A prepared transaction holds locks without a session.
+_LIST_HOLDERS: Final = """
+    SELECT coalesce(string_agg(DISTINCT coalesce('pid ' || a.pid || coalesce(' ' || nullif(a.application_name, ''), ''),
+                                                 'a prepared transaction'), ', '), 'another transaction')
+    FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+    WHERE l.relation = %s AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+      AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
 """
 
 _LOCK_OLD_ROWS: Final = sql.SQL("""
@@ -168,13 +179,21 @@ def _carry_out(
     watch: Callable[[int, int], None],
 ) -> None:
     if missing:
-        _with_retry(connection, lambda: _add_columns(connection, adoption, found.oid, missing))
+
+        def tell_of_wait() -> None:
+            holders = connection.execute(_LIST_HOLDERS, (found.oid,)).fetchone()
+            announce(
+                f"{adoption.schema}.{adoption.table} is in use by {holders[0] if holders else 'another transaction'}: "
+                "trying again to lock it, for about two minutes"
+            )
+
+        _with_retry(connection, lambda: _add_columns(connection, adoption, found.oid, missing), tell_of_wait)
         announce(f"added {' and '.join(missing)}: a change of the catalog, no row was rewritten")
     if adoption.ordered_by is not None:
         count = _backfill(connection, adoption, lambda done: watch(done, found.rows))
         announce(f"backfilled {count} old rows in the order of {adoption.ordered_by}")
     for columns in _indexes(adoption):
-        if _ensure_index(connection, adoption, found.oid, columns):
+        if _ensure_index(connection, adoption, found.oid, columns, announce):
             announce(f"built an index on ({', '.join(columns)}) beside running writers")
 
 
@@ -412,19 +431,28 @@ def _indexes(adoption: Adoption) -> list[list[str]]:
     return needed_indexes(mapped, publications=True)
 
 
-def _ensure_index(connection: psycopg.Connection[Any], adoption: Adoption, oid: int, columns: list[str]) -> bool:
+def _ensure_index(
+    connection: psycopg.Connection[Any],
+    adoption: Adoption,
+    oid: int,
+    columns: list[str],
+    announce: Callable[[str], None],
+) -> bool:
     """Build the index unless a valid one is there; an invalid one is what an interrupted run left."""
     if not missing_indexes([columns], list_indexes(connection, oid)):
         return False
     for name, valid, there in connection.execute(_LIST_INDEXES, (oid,)).fetchall():
         if there == columns and not valid:
             connection.execute(sql.SQL("DROP INDEX CONCURRENTLY {}").format(sql.Identifier(adoption.schema, name)))
+    announce(f"building an index on ({', '.join(columns)}): it waits for transactions that are open now")
     listed = sql.SQL(", ").join(map(sql.Identifier, columns))
     connection.execute(sql.SQL("CREATE INDEX CONCURRENTLY ON {} ({})").format(adoption.identifier, listed))
     return True
 
 
-def _with_retry(connection: psycopg.Connection[Any], change: Callable[[], None]) -> None:
+def _with_retry(
+    connection: psycopg.Connection[Any], change: Callable[[], None], tell_of_wait: Callable[[], None]
+) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             with connection.transaction():
@@ -437,6 +465,8 @@ def _with_retry(connection: psycopg.Connection[Any], change: Callable[[], None])
                     "the table stayed locked and there was no moment to add columns: look for long transactions in "
                     "pg_stat_activity, then run it again"
                 ) from err
+            if attempt == _TELLING_ATTEMPT:
+                tell_of_wait()
             time.sleep(min(0.1 * attempt, 1.0))
         else:
             return

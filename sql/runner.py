@@ -36,7 +36,7 @@ IDLE_TIMEOUT: Final = "30s"
 """Frozen between two statements, a run must not keep its locks, nor others from migrating."""
 DEADLINE_SECONDS: Final = 60.0
 
-FUNCTIONS_VERSION: Final = 3
+FUNCTIONS_VERSION: Final = 4
 """Rises with every change of a text in `functions/` (tests/migration compares the checksum)."""
 
 _FIRST: Final = "0001_pre_schema"

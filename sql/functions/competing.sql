@@ -131,8 +131,7 @@ DECLARE
     v_batch competing_batches;
     v_rows tid[];
 BEGIN
-    IF NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid)
-       OR EXISTS (SELECT 1 FROM database_identity i WHERE i.repair_begun_at IS NOT NULL) THEN
+    IF NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid) THEN
         RETURN;
     END IF;
     SELECT b.* INTO v_batch FROM competing_batches b
@@ -140,7 +139,11 @@ BEGIN
       AND b.failed = p_failed
     ORDER BY b.id LIMIT 1
     FOR UPDATE SKIP LOCKED;
-    IF FOUND THEN
+    -- Only now: a repair that begins meanwhile locks the table, and waits for the end of this transaction.
+    IF EXISTS (SELECT 1 FROM database_identity i WHERE i.repair_begun_at IS NOT NULL) THEN
+        RETURN;
+    END IF;
+    IF v_batch.id IS NOT NULL THEN
         RETURN QUERY
             UPDATE competing_batches b
             SET owner = p_owner, pod = p_pod, attempt = b.attempt + 1, expires_at = clock_timestamp() + p_lease,
@@ -327,12 +330,13 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
 -- Dead letters of consumers: those of the outbox are handed out as messages whose time has come, those of a queue are stored in it anew,
 -- with the message id, the priority and the age that they had, and their last error: they passed the filters that the processor had
--- then. No attempt is used yet. Their keys keep no order in this mode.
+-- then. No attempt is used yet. Their keys keep no order in this mode. A repair locks the processor's row to its end, and so is waited
+-- for: it maps one table after the other, and would miss what moves from one to another meanwhile.
 DECLARE
     v_queue text;
     v_count int;
 BEGIN
-    SELECT p.queue INTO v_queue FROM competing_processors p WHERE p.processor_id = p_processor_id;
+    SELECT p.queue INTO v_queue FROM competing_processors p WHERE p.processor_id = p_processor_id FOR KEY SHARE;
     IF v_queue IS NULL THEN
         WITH back AS (
             DELETE FROM dead_letters d WHERE d.processor_id = p_processor_id AND d.id = ANY (p_ids) RETURNING d.*

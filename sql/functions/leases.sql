@@ -191,8 +191,9 @@ CREATE OR REPLACE FUNCTION :"schema".refuses_lease(
 ) RETURNS boolean
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = :"schema", pg_temp
 AS $function$
--- Is another process alive, is the claim another's, or does a conflict wait for a user?
+-- Is another process alive, is the claim another's, is a repair not finished, or does a conflict wait for a user?
 SELECT NOT EXISTS (SELECT 1 FROM processor_claims c WHERE c.processor_id = p_processor_id AND c.uid = p_claim_uid)
+    OR EXISTS (SELECT 1 FROM database_identity i WHERE i.repair_begun_at IS NOT NULL)
     OR EXISTS (SELECT 1 FROM processor_leases l WHERE l.processor_id = p_processor_id AND l.partition = p_partition
                AND l.token <> p_token AND l.expires_at > clock_timestamp())
     OR EXISTS (SELECT 1 FROM processor_conflicts f WHERE f.processor_id = p_processor_id AND f.partition = p_partition

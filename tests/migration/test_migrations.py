@@ -26,6 +26,7 @@ CHECKSUMS = {
     1: "2975995b6e08daedb4a6e67d6c23a63616e6a038ccbaeef7088075c1646568e2",
     2: "c5908ccd341f5ba07103510280871ad7f8cc35e55d439250c047f38946d0a882",
     3: "ca0f9841ecc454865ceaf9b7bedf95a89ca30eb2c8e50d0c8648b425ee45eb5c",
+    4: "12f6b8f77385d68e2a3f66219e816ac238ca3c4cb6ad30e884c17be3bb805845",
 }
 """Of each set of functions, by its number: a former one is never edited."""
 FUNCTIONS = """

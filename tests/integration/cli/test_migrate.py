@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from outbox_sql import runner
 from tests.integration.cli.conftest import Cli
 
 PROGRAM = Path(sys.executable).with_name("outbox")
@@ -34,6 +35,31 @@ def test_migrate(outbox):
     assert first.stdout == dry.stdout.replace("would apply", "applied")
     assert again.stdout == "nothing to apply\n"
     assert [each.stdout for each in after] == ["nothing to apply\n", "nothing to apply\n"]
+
+
+def test_who_may_not_migrate_is_told_who_may(empty_database):
+    """A grant would not help: who may create in the schema does not own what is in it."""
+    remedy = "migrate as the owner of schema outbox and of all that is in it, or, where there is no such schema yet, as"
+
+    def refusal():
+        done = Cli(empty_database.files("processor").directory).run("migrate")
+        assert done.returncode == 1
+        return done.stderr
+
+    missing = refusal()
+    empty_database.direct().execute("CREATE SCHEMA outbox; GRANT USAGE ON SCHEMA outbox TO processor")
+    not_granted = refusal()
+    empty_database.direct().execute("GRANT CREATE ON SCHEMA outbox TO processor")
+    connection = empty_database.direct()
+    runner.migrate(connection, "outbox")
+    connection.execute("UPDATE outbox.applied_migrations SET name = 'functions_0001' WHERE name LIKE 'functions%'")
+    connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA outbox TO processor")
+    not_owned = refusal()
+
+    assert missing.startswith(f"outbox: permission denied for database {empty_database.name}: {remedy}")
+    assert not_granted.startswith(f"outbox: permission denied for schema outbox: {remedy}")
+    assert not_owned.startswith("outbox: must be owner of function ")
+    assert remedy in not_owned
 
 
 def test_adopt(outbox, empty_database):

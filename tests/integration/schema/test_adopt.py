@@ -12,7 +12,7 @@ from outbox_sql.adopt import Adoption, AdoptionError
 from outbox_worker.postgres import schema
 from outbox_worker.postgres.reading.messages import MessageReader
 from tests.support.database.concurrency import background, wait_until_blocked
-from tests.support.servers.postgres import VERSIONS, build_source, mostly_nightly
+from tests.support.servers.postgres import VERSIONS, build_source, mostly_nightly, wait_until
 
 SCALED = """
 CREATE TABLE public.outbox_messages (
@@ -242,6 +242,22 @@ def test_a_position_that_a_table_has_of_its_own_stays(database, type_):
 
     found = direct.execute("SELECT position, transaction_id::text FROM public.t ORDER BY 1").fetchall()
     assert found == [(n, "2") for n in range(1, 31)]
+
+
+def test_who_waits_is_told_for_whom(database):
+    direct, other = database.direct(), database.direct(autocommit=False)
+    direct.execute("CREATE TABLE public.t (id int)")
+    other.execute("SET application_name = 'nightly report'; SELECT FROM public.t")
+    said: list[str] = []
+    holder = f"pid {other.info.backend_pid} nightly report"
+    told = f"public.t is in use by {holder}: trying again to lock it, for about two minutes"
+
+    with background(lambda: adopt.adopt(direct, Adoption("public", "t"), announce=said.append)):
+        wait_until(lambda: told in said, "it says so")
+        other.rollback()
+
+    waits = "building an index on (transaction_id, position): it waits for transactions that are open now"
+    assert waits in said
 
 
 def test_two_who_adopt_at_once_are_told_to_run_it_again(database):

@@ -14,6 +14,7 @@ from outbox_worker.postgres.reading.messages import MessageReader
 from tests.support.database.contract import own, put
 from tests.support.database.messages import insert
 from tests.support.servers.postgres import VERSIONS, build_source, mostly_nightly
+from tests.support.servers.restore import next_id, use_up
 
 SOURCE = build_source()
 KEY = ProcessorKey("outbox", "orders")
@@ -109,6 +110,48 @@ def test_a_checkpoint_that_the_server_has_not_reached_is_noticed_unless_a_person
         "INSERT INTO outbox.processor_conflicts (processor_id, partition, code, pod, needs_person) "
         "VALUES ('orders', 0, 2, 'pod', true)"
     )
+
+    identity.check_identity(anywhere.connect(), SOURCE, KEY)
+
+
+AT = "INSERT INTO outbox.processor_checkpoints VALUES ('orders', 0, {next}, 1); "
+SHADOW = "SELECT outbox.store_shadow_checkpoint('orders', 0)"
+IN_A_RANGE = (
+    "INSERT INTO outbox.processor_checkpoints (processor_id, partition, last_processed_transaction_id, "
+    "last_processed_position, cursor_kind, lower_snapshot) VALUES ('orders', 0, '0', 5, 'Snapshot', {snapshot}); "
+)
+HANDED_OUT = (
+    "INSERT INTO outbox.competing_dispatch_positions (id, processor_id, priority, lower_snapshot) "
+    "VALUES (1, 'orders', 7, {snapshot}); "
+)
+
+
+@pytest.mark.parametrize("place", [AT + SHADOW, IN_A_RANGE + SHADOW, HANDED_OUT], ids=["pair", "range", "consumers"])
+def test_a_checkpoint_of_a_restore_is_noticed_also_when_the_counter_has_passed_it(anywhere, place):
+    """Nothing else would show by then that what was stored here since lies below it."""
+    connection = anywhere.direct()
+    ahead = next_id(connection) + 20
+    connection.execute(place.format(next=f"'{ahead}'", snapshot=f"'{ahead}:{ahead}:'"))
+    assert refusal(anywhere.connect(), KEY).reason is Reason.DATABASE_BEHIND
+    use_up(connection, ahead + 5)
+
+    error = refusal(anywhere.connect(), KEY)
+
+    assert error.reason is Reason.DATABASE_BEHIND
+    assert f"the checkpoint names transaction id {ahead}" in str(error).replace(str(ahead - 1), str(ahead))
+    assert "outbox repair" in str(error)
+
+
+def test_what_is_stored_here_is_not_taken_for_a_restore(anywhere):
+    """The writer of a row is known by 32 bits of its id: those of many years ago are completed to a later one."""
+    insert(anywhere, "last")
+    connection = anywhere.direct()
+    now = next_id(connection) - 1
+    for place in (AT + SHADOW, HANDED_OUT):
+        connection.execute(place.format(next=f"'{now}'", snapshot="pg_current_snapshot()"))
+    identity.check_identity(anywhere.connect(), SOURCE, KEY)
+
+    connection.execute("VACUUM FREEZE outbox.processor_checkpoints; ")
 
     identity.check_identity(anywhere.connect(), SOURCE, KEY)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
+
 from outbox_cli.context import DEFAULT_SCHEMA, Context, against_database, against_source, whoami
+from outbox_cli.errors import CommandError
 from outbox_sql import adopt as adoption
 from outbox_sql import runner
 from outbox_sql.guide import build_grants, build_manifest, describe_change_over, quote
@@ -23,8 +26,18 @@ _UNKNOWN: Final = "NAME-THE-COLUMN"
 @against_database
 def migrate(connection: Connection, context: Context) -> Exit:
     """Bring the schema to this version."""
+    schema = context.options.schema or DEFAULT_SCHEMA
+    try:
+        return _migrate(connection, context, schema)
+    except psycopg.errors.InsufficientPrivilege as err:
+        raise CommandError(
+            f"{err.diag.message_primary}: migrate as the owner of schema {schema} and of all that is in it, or, where "
+            "there is no such schema yet, as a role that has CREATE on the database"
+        ) from err
+
+
+def _migrate(connection: Connection, context: Context, schema: str) -> Exit:
     options, console = context.options, context.console
-    schema = options.schema or DEFAULT_SCHEMA
     phases = tuple(runner.Phase) if options.phase == "all" else (runner.Phase(options.phase),)
     missing = runner.pending(runner.fetch_applied(connection, schema), phases, runner.load_migrations())
     if options.dry_run:

@@ -129,13 +129,27 @@ def fetch_behind(connection: Connection, source: Source) -> tuple[Any, ...] | No
     return fetch_row(connection, load("fetch_behind").format(**OutboxTable.of(source).names))
 
 
-def _find_behind(connection: Connection, source: Source, key: ProcessorKey | None) -> str | None:
-    found = fetch_behind(connection, source)
-    if found is None and key is not None:
-        found = fetch_row(connection, in_schema("fetch_checkpoint_ahead", key.schema), key.names)
+def fetch_checkpoint_ahead(connection: Connection, key: ProcessorKey) -> str | None:
+    """Say why a checkpoint must have come with a restore from a server that was further on; None where it need not."""
+    found = fetch_row(connection, in_schema("fetch_checkpoint_ahead", key.schema), key.names)
     if found is None:
         return None
-    stored, following = found
+    stored, following, writer = found
+    if writer is None:
+        return _say_behind(stored, following)
+    return (
+        f"the checkpoint names transaction id {stored}, above {writer} which stored it: a restore from a server that "
+        "was further on. What was stored here since sorts before it, and would be passed over"
+    )
+
+
+def _find_behind(connection: Connection, source: Source, key: ProcessorKey | None) -> str | None:
+    if (found := fetch_behind(connection, source)) is not None:
+        return _say_behind(*found)
+    return None if key is None else fetch_checkpoint_ahead(connection, key)
+
+
+def _say_behind(stored: str, following: str) -> str:
     return (
         f"this server is at transaction id {following}, below {stored} which is stored here: a restore into a "
         "younger server. What is stored stays unread, and new messages sort before it"

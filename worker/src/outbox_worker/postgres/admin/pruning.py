@@ -20,7 +20,8 @@ from outbox_worker.postgres.admin.overview import list_processors
 from outbox_worker.postgres.admin.repair import is_unfinished
 from outbox_worker.postgres.call import fetch_one, fetch_rows, in_schema, load
 from outbox_worker.postgres.feeds import competing
-from outbox_worker.postgres.identity import fetch_behind
+from outbox_worker.postgres.identity import fetch_behind, fetch_checkpoint_ahead
+from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.reading.table import OutboxTable
 from outbox_worker.postgres.remote_target import database_of
 
@@ -139,7 +140,7 @@ def find_examined(readers: Iterable[Reader]) -> list[SnapshotRange]:
     return list(dict.fromkeys(found))
 
 
-def find_rebased(connection: Connection, source: Source, schemas: Iterable[str], readers: Iterable[Reader]) -> str:
+def find_rebased(connection: Connection, source: Source, schemas: Sequence[str], readers: Sequence[Reader]) -> str:
     """Say why the ids that are stored here do not tell what was handled; empty where they do.
 
     After a restore into a younger server what is stored since sorts below the checkpoints that came along; during a
@@ -156,6 +157,10 @@ def find_rebased(connection: Connection, source: Source, schemas: Iterable[str],
         end = None if reader.view.pair is None else as_snapshot_range(reader.view.pair).end
         if end is not None and parse_snapshot(end).xmax > int(following):
             return f"{reader.name} is at {reader.view.pair}, which this server has not reached, {remedy}"
+    for reader in readers:
+        key = ProcessorKey(reader.schema, reader.view.processor_id, reader.view.partition)
+        if reader.schema in schemas and (ahead := fetch_checkpoint_ahead(connection, key)) is not None:
+            return f"{reader.name}: {ahead}: run `outbox repair` first"
     return ""
 
 

@@ -22,10 +22,12 @@ from dataclasses import astuple, dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
 from psycopg import sql
 from typing_extensions import override
 
 from outbox_core.errors import OutboxError
+from outbox_core.plain import plain_count
 from outbox_core.progress.checkpoint import Checkpoint
 from outbox_core.report import Reason
 from outbox_worker.postgres.call import call, fetch_one, fetch_row, fetch_rows, in_schema, load
@@ -42,6 +44,7 @@ PAGES: Final = 1000
 MOST_USED_UP: Final = 200_000_000
 """Ids that are used up to make room; a server freezes its tables after as many."""
 _USED_AT_ONCE: Final = 5_000
+_ONE_SNAPSHOT: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 
 
 class RepairError(OutboxError):
@@ -171,6 +174,7 @@ class Repairer:
     def preview(self) -> Plan:
         """Say what would be done. Everything is worked out and rolled back."""
         with self._connection.transaction(force_rollback=True):
+            self._connection.execute(_ONE_SNAPSHOT)
             return self._plan("preview", "preview")[0]
 
     def use_up(self, count: int, watch: Callable[[int], None]) -> None:
@@ -188,8 +192,12 @@ class Repairer:
 
         """
         with self._connection.transaction():
-            plan, repair = self._plan(reason, decided_by)
+            self._connection.execute(_ONE_SNAPSHOT)
+            # Before the snapshot: it shows who is an owner by now, and who asks later finds the repair begun.
+            self._lock("repair_lock_owners")
             self._refuse_live()
+            self._connection.execute(in_schema("repair_hand_back", self._schema))
+            plan, repair = self._plan(reason, decided_by)
             if repair is None:
                 raise RepairError("there is nothing to repair any more", reason=Reason.DATABASE_BEHIND)
             if plan.use_up:
@@ -250,8 +258,7 @@ class Repairer:
             return moved
 
     def _plan(self, reason: str, decided_by: str) -> tuple[Plan, Repair | None]:
-        """Work the mapping out in the open transaction: it must be the transaction's first act."""
-        self._connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        """Work the mapping out in the open transaction, all of it in one snapshot."""
         now = self._assign()
         rows = sql.SQL(" UNION ALL ").join(table.rows for table in self._tables)
         schema = sql.Identifier(self._schema)
@@ -341,17 +348,27 @@ class Repairer:
         return fetch_rows(self._connection, load(query), parameters)
 
     def _lock_leases(self) -> list[str]:
-        self._connection.execute("SET LOCAL lock_timeout = '10s'")
-        rows = fetch_rows(self._connection, in_schema("repair_lock_leases", self._schema))
+        rows = self._lock("repair_lock_leases").fetchall()
         owners = [f"pod {pod} of {processor_id} partition {number}" for processor_id, number, pod, live in rows if live]
-        fetch_rows(self._connection, in_schema("repair_lock_consumers", self._schema))
+        self._lock("repair_lock_consumers")
         rows = fetch_rows(self._connection, in_schema("repair_list_consumers", self._schema))
         return owners + [f"consumer {pod} of {processor_id}" for processor_id, pod in rows]
+
+    def _lock(self, name: str) -> psycopg.Cursor[tuple[Any, ...]]:
+        self._connection.execute("SET LOCAL lock_timeout = '10s'")
+        try:
+            return self._connection.execute(in_schema(name, self._schema))
+        except psycopg.errors.LockNotAvailable as err:
+            raise RepairError(
+                "another session has kept a lease or a batch locked for 10 s: look in pg_stat_activity for an idle "
+                "transaction (of a frozen worker, or a person's), end it, then run this again",
+                reason=Reason.DATABASE_BEHIND,
+            ) from err
 
     def _refuse_live(self) -> None:
         if live := self._lock_leases():
             raise RepairError(
-                f"{len(live)} live owners work here, among them {live[0]}: suspend them first",
+                f"{plain_count(len(live), 'live owner')} here, among them {live[0]}: suspend them first",
                 reason=Reason.DATABASE_BEHIND,
             )
 

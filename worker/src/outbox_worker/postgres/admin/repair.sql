@@ -174,6 +174,16 @@ WHERE replace(pg_get_expr(d.adbin, d.adrelid), '"', '') LIKE '%%pg_current_xact_
   AND NOT (c.oid = ANY (%(messages)s::text[]::regclass[]))
 ORDER BY 1
 
+-- name: repair_lock_owners
+-- Until this transaction ends no process becomes an owner, and no consumer is handed a batch: they look at the flag behind these
+-- locks. A transaction that has one of them now is waited for.
+LOCK TABLE {schema}.processor_leases, {schema}.competing_processors, {schema}.competing_batches IN EXCLUSIVE MODE
+
+-- name: repair_hand_back
+-- A frozen consumer whose lease is over shall not complete its batch when it wakes: it would read the range of its old ids, find
+-- nothing there, and take all of it for done.
+UPDATE {schema}.competing_batches AS b SET owner = NULL, pod = NULL, expires_at = '-infinity' WHERE b.owner IS NOT NULL
+
 -- name: repair_lock_leases
 -- No process may become an owner before this transaction ends; which one is already?
 SELECT l.processor_id, l.partition, l.pod, l.expires_at > clock_timestamp()
