@@ -59,3 +59,21 @@ def test_it_is_told_steadily_while_messages_are_probes_twice_a_second(outbox, wo
     worker.wait_for("the first good probe closes it", lambda r: r.circuit == "Closed", 5)
     failing.wait_handled(set(range(13)), 20)
     worker.wait_state("Active")
+
+
+def test_after_an_outage_a_message_that_stops_its_partition_is_tried_at_its_own_pace(outbox, workers):
+    """Each attempt of it is a probe, and that it fails again is its own trouble: the wait is not doubled for it."""
+    failing = Failing(outbox)
+    failing.break_at(0)
+    failing.connection.execute("ALTER TABLE handled RENAME TO away")
+    config = failing.config(
+        SQL_TARGET, partitioned=False, whenExhausted="DeadLetter", blocks="Partition",
+        circuitBreaker={"failures": 1, "openFor": "2s"},
+        retry={"maxAttempts": 4, "initialBackoff": "50ms", "maxBackoff": "100ms", "forever": ["42P01"]},
+    )  # fmt: skip
+    worker = workers.start(config, outbox.database.uri())
+    failing.produce(5)
+    worker.wait_state("Retrying", "CircuitOpen", 40)
+    failing.connection.execute("ALTER TABLE away RENAME TO handled")
+    failing.wait_dead(1, 20)
+    failing.wait_handled({1, 2, 3, 4})

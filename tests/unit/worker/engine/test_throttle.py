@@ -7,6 +7,7 @@ from math import inf
 
 import pytest
 
+from outbox_core.breaker import PAUSE
 from outbox_core.errors import HandlerError, TransientError
 from outbox_core.message import Batch, Held
 from outbox_core.processor.lifecycle import decide_next
@@ -71,6 +72,18 @@ def test_an_open_breaker_says_what_the_target_last_failed_with():
     obstacle = key_after_key.find_obstacle(NOW)
     assert obstacle is not None
     assert obstacle.message.endswith("now and then")
+
+
+@pytest.mark.parametrize(("again", "wait"), [(False, 20.0), (True, PAUSE)])
+def test_behind_an_outage_a_message_that_fails_by_itself_opens_the_breaker_once(again, wait):
+    """One that stops its partition is the only probe there is: that it fails again is no news of the target."""
+    throttle = after(*[TransientError("it is down", reason=Reason.TARGET_UNAVAILABLE)] * 10)
+    over = NOW + 10.0
+    assert throttle.find_obstacle(over) is None, "a probe"
+    throttle.fail(HandlerError("bad"), ONE, over, again=again)
+    obstacle = throttle.find_obstacle(over)
+    assert obstacle is not None
+    assert obstacle.seconds == wait
 
 
 @pytest.mark.parametrize("step", [Step.HANDLE, Step.ISOLATE, Step.HANDLE_HELD])

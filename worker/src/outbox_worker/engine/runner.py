@@ -212,7 +212,7 @@ class Runner:
         if state.batch is not None:
             self.context.status.add_seconds(time.monotonic() - self._batch_began, stored=False)
             if state.step in HANDS_OVER:
-                self.context.throttle.fail(error, state.batch, time.monotonic())
+                self.context.throttle.fail(error, state.batch, time.monotonic(), again=state.attempt > 0)
 
     def _count_some(
         self, handled: int, failed: Sequence[Failure | Refusal], *, more: bool, retried: bool, stored: bool = True

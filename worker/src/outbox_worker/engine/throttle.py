@@ -119,8 +119,11 @@ class Throttle:
         if messages and self.breaker is not CLOSED:
             self.breaker = decide_after_success(self.breaker, self._delivery.circuit_breaker, messages)
 
-    def fail(self, error: OutboxError, batch: Batch, now: float) -> None:
-        """The target, or a message, failed; several messages together prove nothing yet."""
+    def fail(self, error: OutboxError, batch: Batch, now: float, *, again: bool = False) -> None:
+        """The target, or a message, failed; several messages together prove nothing yet.
+
+        `again`: the message that stops its partition failed before. Nothing behind it can be the probe in its place.
+        """
         settings = self._delivery.circuit_breaker
         if retry.classify_error(error, self._delivery.retry) is retry.ErrorKind.OUTSIDE:
             if error.reason is Reason.TARGET_UNAVAILABLE or isinstance(error, HandlerError):
@@ -131,7 +134,7 @@ class Throttle:
         elif batch.matched_count == 1:
             message = batch.messages[0] if batch.messages else None
             key: Hashable = batch.examined if message is None else message.partition_key or message.message_id
-            self.fail_messages((key,), now, more=batch.full, retried=batch.is_retried)
+            self.fail_messages((key,), now, more=batch.full, retried=again or batch.is_retried)
 
     def fail_messages(self, keys: Collection[Hashable], now: float, *, more: bool, retried: bool = False) -> None:
         """Messages of these keys failed, each by itself, and none was handled with them.
