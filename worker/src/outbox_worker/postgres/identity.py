@@ -21,6 +21,8 @@ from outbox_worker.postgres.call import call, fetch_dicts, fetch_one, fetch_row,
 from outbox_worker.postgres.reading.table import OutboxTable
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from outbox_core.report import ResourceRef
     from outbox_core.spec import Source
     from outbox_worker.postgres.connection import Connection
@@ -129,15 +131,21 @@ def fetch_behind(connection: Connection, source: Source) -> tuple[Any, ...] | No
     return fetch_row(connection, load("fetch_behind").format(**OutboxTable.of(source).names))
 
 
-def fetch_checkpoint_ahead(connection: Connection, key: ProcessorKey) -> str | None:
-    """Say why a checkpoint must have come with a restore from a server that was further on; None where it need not."""
-    found = fetch_row(connection, in_schema("fetch_checkpoint_ahead", key.schema), key.names)
+def fetch_checkpoint_ahead(
+    connection: Connection, schema: str, units: Collection[tuple[str, int]]
+) -> tuple[tuple[str, int], str] | None:
+    """Find a checkpoint that must have come with a restore from a server that was further on, and say why.
+
+    `units` are processors, each with a partition; None: of none it must.
+    """
+    named = {"processor_ids": [each[0] for each in units], "partitions": [each[1] for each in units]}
+    found = fetch_row(connection, in_schema("fetch_checkpoint_ahead", schema), named)
     if found is None:
         return None
-    stored, following, writer = found
+    processor_id, partition, stored, following, writer = found
     if writer is None:
-        return _say_behind(stored, following)
-    return (
+        return (processor_id, partition), _say_behind(stored, following)
+    return (processor_id, partition), (
         f"the checkpoint names transaction id {stored}, above {writer} which stored it: a restore from a server that "
         "was further on. What was stored here since sorts before it, and would be passed over"
     )
@@ -146,7 +154,10 @@ def fetch_checkpoint_ahead(connection: Connection, key: ProcessorKey) -> str | N
 def _find_behind(connection: Connection, source: Source, key: ProcessorKey | None) -> str | None:
     if (found := fetch_behind(connection, source)) is not None:
         return _say_behind(*found)
-    return None if key is None else fetch_checkpoint_ahead(connection, key)
+    if key is None:
+        return None
+    found = fetch_checkpoint_ahead(connection, key.schema, [(key.processor_id, key.partition)])
+    return None if found is None else found[1]
 
 
 def _say_behind(stored: str, following: str) -> str:

@@ -23,19 +23,24 @@ WHERE o.{transaction_id} >= pg_snapshot_xmax(pg_current_snapshot())
 -- reached it. A snapshot range names transactions by its snapshots: their beginnings are at most the transaction that stores them,
 -- their ends at most the server's next id. A row has 32 bits of its writer: it is the last one below the snapshot's end that has
 -- these. Not one about which a person is asked already, or will be: it was edited by hand.
-SELECT greatest(n.named, pg_snapshot_xmax(c.lower_snapshot)::text::numeric - 1,
+SELECT c.processor_id, c.partition,
+       greatest(n.named, pg_snapshot_xmax(c.lower_snapshot)::text::numeric - 1,
                 pg_snapshot_xmax(c.upper_snapshot)::text::numeric - 1)::text AS t,
        s.next::text AS next, CASE WHEN n.named > w.writer AND n.named < s.next THEN w.writer::text END AS writer
 FROM (
-    SELECT c.xmin, c.last_processed_transaction_id AS t, c.lower_snapshot, c.upper_snapshot
-    FROM {schema}.processor_checkpoints AS c
-    WHERE c.processor_id = %(processor_id)s AND c.partition = %(partition)s
-    UNION ALL
-    SELECT p.xmin, NULL, p.lower_snapshot, p.upper_snapshot
-    FROM generate_series(0, 9) AS g (priority)
+    SELECT k.processor_id, k.partition, r.*
+    FROM unnest(%(processor_ids)s::text[], %(partitions)s::int[]) AS k (processor_id, partition)
     CROSS JOIN LATERAL (
-        SELECT p.xmin, p.lower_snapshot, p.upper_snapshot FROM {schema}.competing_dispatch_positions AS p
-        WHERE p.processor_id = %(processor_id)s AND p.priority = g.priority ORDER BY p.id DESC LIMIT 1) AS p
+        SELECT c.xmin, c.last_processed_transaction_id AS t, c.lower_snapshot, c.upper_snapshot
+        FROM {schema}.processor_checkpoints AS c
+        WHERE c.processor_id = k.processor_id AND c.partition = k.partition
+        UNION ALL
+        SELECT p.xmin, NULL, p.lower_snapshot, p.upper_snapshot
+        FROM generate_series(0, 9) AS g (priority)
+        CROSS JOIN LATERAL (
+            SELECT p.xmin, p.lower_snapshot, p.upper_snapshot FROM {schema}.competing_dispatch_positions AS p
+            WHERE p.processor_id = k.processor_id AND p.priority = g.priority ORDER BY p.id DESC LIMIT 1) AS p
+    ) AS r
 ) AS c
 CROSS JOIN (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::numeric AS next) AS s
 CROSS JOIN LATERAL (SELECT s.next - 1 - mod(s.next - 1 - c.xmin::text::numeric, 4294967296) AS writer) AS w
@@ -45,9 +50,9 @@ CROSS JOIN LATERAL (
 WHERE (n.named > w.writer
        OR pg_snapshot_xmax(c.lower_snapshot)::text::numeric > s.next
        OR pg_snapshot_xmax(c.upper_snapshot)::text::numeric > s.next)
-  AND NOT EXISTS (SELECT 1 FROM {schema}.processor_sources AS r WHERE r.processor_id = %(processor_id)s)
+  AND NOT EXISTS (SELECT 1 FROM {schema}.processor_sources AS r WHERE r.processor_id = c.processor_id)
   AND NOT EXISTS (SELECT 1 FROM {schema}.processor_conflicts AS f
-                  WHERE f.processor_id = %(processor_id)s AND f.partition = %(partition)s
+                  WHERE f.processor_id = c.processor_id AND f.partition = c.partition
                     AND f.needs_person AND f.resolved_at IS NULL)
-  AND NOT EXISTS (SELECT 1 FROM {schema}.find_tampering(%(processor_id)s, %(partition)s))
+  AND NOT EXISTS (SELECT 1 FROM {schema}.find_tampering(c.processor_id, c.partition))
 LIMIT 1

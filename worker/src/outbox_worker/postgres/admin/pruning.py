@@ -21,7 +21,6 @@ from outbox_worker.postgres.admin.repair import is_unfinished
 from outbox_worker.postgres.call import fetch_one, fetch_rows, in_schema, load
 from outbox_worker.postgres.feeds import competing
 from outbox_worker.postgres.identity import fetch_behind, fetch_checkpoint_ahead
-from outbox_worker.postgres.key import ProcessorKey
 from outbox_worker.postgres.reading.table import OutboxTable
 from outbox_worker.postgres.remote_target import database_of
 
@@ -157,10 +156,11 @@ def find_rebased(connection: Connection, source: Source, schemas: Sequence[str],
         end = None if reader.view.pair is None else as_snapshot_range(reader.view.pair).end
         if end is not None and parse_snapshot(end).xmax > int(following):
             return f"{reader.name} is at {reader.view.pair}, which this server has not reached, {remedy}"
-    for reader in readers:
-        key = ProcessorKey(reader.schema, reader.view.processor_id, reader.view.partition)
-        if reader.schema in schemas and (ahead := fetch_checkpoint_ahead(connection, key)) is not None:
-            return f"{reader.name}: {ahead}: run `outbox repair` first"
+    for schema in schemas:
+        units = {(each.view.processor_id, each.view.partition): each for each in readers if each.schema == schema}
+        if units and (ahead := fetch_checkpoint_ahead(connection, schema, units)) is not None:
+            unit, why = ahead
+            return f"{units[unit].name}: {why}: run `outbox repair` first"
     return ""
 
 
